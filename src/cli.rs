@@ -1,0 +1,92 @@
+//! The command line: parse, resolve, run. Each command is a file of its own.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+mod doctor;
+mod generate;
+mod logprobs;
+mod models;
+mod pull;
+mod relay;
+mod resume;
+mod show;
+mod tokenize;
+
+/// Runs multi-hop agent relays on small local language models and measures what gets lost.
+#[derive(Parser)]
+#[command(name = "weaklink", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Relay(relay::RelayArgs),
+    Resume(resume::ResumeArgs),
+    Show(show::ShowArgs),
+    Models(models::ModelsArgs),
+    Pull(pull::PullArgs),
+    Generate(generate::GenerateArgs),
+    Tokenize(tokenize::TokenizeArgs),
+    Logprobs(logprobs::LogprobsArgs),
+    Doctor(doctor::DoctorArgs),
+}
+
+/// Which model, and on what.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// CARD, FILE.gguf, FOLDER or hub:OWNER/REPO[@REV]/FILE
+    #[arg(long, default_value = "smollm2-135m", value_name = "MODEL")]
+    pub model: String,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub device: String,
+    /// Threads that compute; all cores when not given
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Use what is cached; never go online
+    #[arg(long)]
+    pub offline: bool,
+    /// Say more (repeat for more)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// Where a run is kept.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct OutArgs {
+    /// Folder of the run, which will hold run.db; a new one under runs/ when not given
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// Parses the process's arguments and runs the command.
+///
+/// Exit codes: 0 ok, 1 finished but some trials failed, 2 error (one line on stderr).
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Relay(args) => relay::run(args),
+        Command::Resume(args) => resume::run(args),
+        Command::Show(args) => show::run(args),
+        Command::Models(args) => models::run(args),
+        Command::Pull(args) => pull::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Logprobs(args) => logprobs::run(args),
+        Command::Doctor(args) => doctor::run(args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            // `{:#}` joins the causes on one line.
+            let line = format!("{error:#}").replace('\n', " ");
+            eprintln!("weaklink: {line}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The program: see `weaklink --help`.
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    weaklink::cli::main()
+}

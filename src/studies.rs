@@ -1,0 +1,3 @@
+//! The studies: each plans its trials and drives them over [`crate::generate`].
+
+pub mod relay;
