@@ -10,6 +10,7 @@ pub mod batch;
 pub mod card;
 pub mod config;
 pub mod decoder;
+pub mod error;
 pub mod fetch;
 pub mod gguf;
 pub mod kv;
