@@ -70,7 +70,12 @@ impl Batch {
     pub(crate) fn check(&self, vocab: usize, cache: &KvCache) -> Result<(), ModelError> {
         let bad = |what: String| Err(ModelError::Batch(what));
         if self.positions.len() != self.rows() || self.slots.len() != self.rows() {
-            return bad(format!("{} tokens, {} positions, {} slots", self.rows(), self.positions.len(), self.slots.len()));
+            return bad(format!(
+                "{} tokens, {} positions, {} slots",
+                self.rows(),
+                self.positions.len(),
+                self.slots.len()
+            ));
         }
         if let Some(&id) = self.tokens.iter().find(|&&id| id as usize >= vocab) {
             return bad(format!("token id {id} in a vocabulary of {vocab}"));

@@ -173,7 +173,10 @@ impl DecoderConfig {
         };
         for (name, what) in [("attention.value_length", "value heads"), ("rope.dimension_count", "rotated part")] {
             if let Some(found) = size(name)?.filter(|&found| found != head_dim) {
-                return Err(bad(&file, format!("{what} of {found} in heads of {head_dim} ({}): not supported", key(name))));
+                return Err(bad(
+                    &file,
+                    format!("{what} of {found} in heads of {head_dim} ({}): not supported", key(name)),
+                ));
             }
         }
         let vocab = gguf
@@ -183,7 +186,12 @@ impl DecoderConfig {
         let scaling = match gguf.str(&key("rope.scaling.type"))? {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear(float("rope.scaling.factor")?.unwrap_or(1.0)),
-            Some(other) => return Err(bad(&file, format!("rope scaling {other:?} is not supported (none, linear and per-frequency factors are)"))),
+            Some(other) => {
+                return Err(bad(
+                    &file,
+                    format!("rope scaling {other:?} is not supported (none, linear and per-frequency factors are)"),
+                ));
+            }
         };
         let rope_base = float("rope.freq_base")?.unwrap_or(10_000.0);
         let window = match (family, size("attention.sliding_window")?) {
@@ -253,7 +261,12 @@ impl DecoderConfig {
                         high: number("high_freq_factor")?,
                         original: number("original_max_position_embeddings")?,
                     },
-                    other => return Err(bad(&file, format!("rope scaling {other:?} is not supported (linear and llama3 are)"))),
+                    other => {
+                        return Err(bad(
+                            &file,
+                            format!("rope scaling {other:?} is not supported (linear and llama3 are)"),
+                        ));
+                    }
                 }
             }
         };
@@ -268,7 +281,10 @@ impl DecoderConfig {
         if let (Some((_, pattern)), Some(kinds)) = (window, json["layer_types"].as_array()) {
             let differs = |(i, kind): (usize, &Json)| (kind == "full_attention") != ((i + 1) % pattern == 0);
             if kinds.iter().enumerate().any(differs) {
-                return Err(bad(&file, format!("layer_types do not follow one global layer in {pattern}: not supported")));
+                return Err(bad(
+                    &file,
+                    format!("layer_types do not follow one global layer in {pattern}: not supported"),
+                ));
             }
         }
         let defaults = Self::of_family(family, hidden, heads, head_dim);
@@ -284,7 +300,8 @@ impl DecoderConfig {
             rope_base_local: float("rope_local_base_freq").unwrap_or(defaults.rope_base_local),
             rope_scaling: scaling,
             rope_interleaved: false,
-            attention_scale: float("query_pre_attn_scalar").map_or(defaults.attention_scale, |s| (1.0 / s.sqrt()) as f32),
+            attention_scale: float("query_pre_attn_scalar")
+                .map_or(defaults.attention_scale, |s| (1.0 / s.sqrt()) as f32),
             window,
             ..defaults
         };
@@ -353,7 +370,13 @@ impl DecoderConfig {
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
         if !positive(f64::from(self.norm_eps)) || !positive(f64::from(self.attention_scale)) {
-            return Err(bad(file, format!("norm epsilon {} or attention scale {} is not a positive number", self.norm_eps, self.attention_scale)));
+            return Err(bad(
+                file,
+                format!(
+                    "norm epsilon {} or attention scale {} is not a positive number",
+                    self.norm_eps, self.attention_scale
+                ),
+            ));
         }
         let all = self.frequencies(false).into_iter().chain(self.frequencies(true));
         if let Some(f) = all.into_iter().find(|&f| !positive(f)) {

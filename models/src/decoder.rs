@@ -74,10 +74,16 @@ impl Decoder {
                     true => Some((norm(&name("attn_q_norm"), c.head_dim)?, norm(&name("attn_k_norm"), c.head_dim)?)),
                     false => None,
                 },
-                output: Linear::new(vec![matrix("attn_output", c.hidden, queries)?], bias_of(&[("attn_output", c.hidden)])?),
+                output: Linear::new(
+                    vec![matrix("attn_output", c.hidden, queries)?],
+                    bias_of(&[("attn_output", c.hidden)])?,
+                ),
                 post_attention_norm: post("post_attention_norm")?,
                 mlp_norm: norm(&name(mlp_norm(weights, c)), c.hidden)?,
-                gate_up: Linear::new(vec![matrix("ffn_gate", c.ffn, c.hidden)?, matrix("ffn_up", c.ffn, c.hidden)?], None),
+                gate_up: Linear::new(
+                    vec![matrix("ffn_gate", c.ffn, c.hidden)?, matrix("ffn_up", c.ffn, c.hidden)?],
+                    None,
+                ),
                 down: Linear::new(vec![matrix("ffn_down", c.hidden, c.ffn)?], None),
                 post_mlp_norm: post("post_ffw_norm")?,
             });
@@ -111,12 +117,12 @@ impl Decoder {
     }
 
     /// Computes one batch: writes its K/V to the cache and returns the wanted logits,
-    /// f32 `[batch.logit_rows.len(), vocab]`.
+    /// a row of `vocab` values for each of `batch.logit_rows`.
     ///
     /// A row's logits have the same bits whatever else is in the batch, and however
     /// its sequence was cut into steps: every operation works a row at a time in a
     /// fixed order, and attention reads this step's K/V back from the cache.
-    pub fn forward(&self, batch: &Batch, cache: &mut KvCache) -> Result<Tensor, ModelError> {
+    pub fn forward(&self, batch: &Batch, cache: &mut KvCache) -> Result<Vec<Vec<f32>>, ModelError> {
         let c = &self.config;
         batch.check(c.vocab, cache)?;
         let global = RopeTable::new(&batch.positions, &c.frequencies(false));
@@ -145,9 +151,12 @@ impl Decoder {
             let mlp = layer.down.forward(&ops::gated(&gate_up, c.activation, self.isa)?)?;
             x = (x + maybe_norm(mlp, &layer.post_mlp_norm)?)?;
         }
+        if batch.logit_rows.is_empty() {
+            return Ok(Vec::new());
+        }
         let rows = Tensor::new(batch.logit_rows.as_slice(), &self.device)?;
         let wanted = norm(&x.index_select(&rows, 0)?, &self.norm)?;
-        Ok(self.head.as_ref().unwrap_or(&self.embedding).forward(&wanted)?)
+        Ok(self.head.as_ref().unwrap_or(&self.embedding).forward(&wanted)?.to_vec2()?)
     }
 
     fn geometry(&self, window: Option<usize>) -> AttentionGeometry {

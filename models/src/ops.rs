@@ -214,7 +214,12 @@ impl InplaceOpN<1> for WriteKv<'_> {
         "write-kv"
     }
 
-    fn cpu_fwd(&self, cache: &mut CpuStorage, cache_layout: &Layout, sources: [(&CpuStorage, &Layout); 1]) -> Result<()> {
+    fn cpu_fwd(
+        &self,
+        cache: &mut CpuStorage,
+        cache_layout: &Layout,
+        sources: [(&CpuStorage, &Layout); 1],
+    ) -> Result<()> {
         let [(qkv, layout)] = sources;
         let (CpuStorage::F16(cache), true) = (cache, cache_layout.is_contiguous()) else {
             bail!("write-kv: the cache is not a contiguous f16 tensor");

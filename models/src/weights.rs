@@ -58,11 +58,9 @@ impl Weights<'_> {
 
     fn raw(&self, name: &str) -> Result<Option<Raw<'_>>, ModelError> {
         match self {
-            Weights::Gguf(gguf) => Ok(gguf.tensor(name).map(|t| Raw {
-                format: t.format,
-                shape: t.shape.to_vec(),
-                bytes: t.bytes,
-            })),
+            Weights::Gguf(gguf) => {
+                Ok(gguf.tensor(name).map(|t| Raw { format: t.format, shape: t.shape.to_vec(), bytes: t.bytes }))
+            }
             Weights::Folder(folder) => folder.raw(name),
         }
     }
@@ -99,6 +97,7 @@ pub struct Folder {
 }
 
 struct Shard {
+    file: PathBuf,
     map: Mmap,
     /// Where tensor data begins.
     data: usize,
@@ -133,9 +132,14 @@ impl Folder {
                 }
             }
             // The header's length is itself 8 bytes.
-            shards.push(Shard { map, data: header + size_of::<u64>(), metadata });
+            shards.push(Shard { file: file.clone(), map, data: header + size_of::<u64>(), metadata });
         }
         Ok(Self { path: path.to_owned(), shards })
+    }
+
+    /// The mapped files, in the order of their names.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.shards.iter().map(|shard| shard.file.clone()).collect()
     }
 
     fn raw(&self, name: &str) -> Result<Option<Raw<'_>>, ModelError> {

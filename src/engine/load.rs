@@ -1,0 +1,246 @@
+//! From a model's files to a running engine: identity, memory plan, weights, thread.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use weaklink_models::config::DecoderConfig;
+use weaklink_models::decoder::Decoder;
+use weaklink_models::fetch::LocalModel;
+use weaklink_models::gguf::Gguf;
+use weaklink_models::kv::{BLOCK_SIZE, KvCache};
+use weaklink_models::text::Text;
+use weaklink_models::weights::{Folder, Weights};
+
+use super::{EngineHandle, EngineLimits};
+
+/// What makes one model's text differ from another's. Part of every plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelIdentity {
+    /// Name of the card, or of the file.
+    pub name: String,
+    /// Hash of the weights' bytes (all files of a folder, in the order of their names).
+    pub sha256: String,
+    /// Architecture.
+    pub family: String,
+    /// Formats of the matrices and how many of each, such as `Q4_1×210 Q8_0×1`.
+    pub quantization: String,
+    /// Hash of the chat template, if there is one.
+    pub template: Option<String>,
+    /// The template refuses system messages; they are folded into the first user message.
+    pub folds_system: bool,
+}
+
+/// An opened model: checked, not yet in memory.
+pub struct OpenModel {
+    /// Its identity.
+    pub identity: ModelIdentity,
+    /// Tokenizer and template.
+    pub text: Arc<Text>,
+    /// Its shape.
+    pub config: DecoderConfig,
+    source: Source,
+    weight_bytes: u64,
+}
+
+enum Source {
+    Gguf(Gguf),
+    Folder(Folder),
+}
+
+/// How an engine is to be set up.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Sequences at once.
+    pub batch: usize,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Tokens that one sequence may need; `None` takes the model's context, 8192 at most.
+    pub context: Option<usize>,
+}
+
+/// What loading will take, in bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct MemoryPlan {
+    /// Weights as they lie in memory.
+    pub weights: u64,
+    /// The K/V cache.
+    pub cache: u64,
+    /// Activations and logits of the largest step.
+    pub scratch: u64,
+    /// What the machine has left, where it can be known.
+    pub available: Option<u64>,
+    /// Blocks in the cache.
+    #[serde(skip)]
+    blocks: usize,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.cache + self.scratch
+    }
+}
+
+/// Tokens of prompt that one step may hold. Larger steps read the weights less often;
+/// beyond this the gain is below measurement and scratch memory grows.
+const STEP_TOKENS: usize = 512;
+
+impl OpenModel {
+    /// Opens and checks a model's files.
+    pub fn open(local: &LocalModel) -> anyhow::Result<Self> {
+        let path = &local.path;
+        let (source, text, config, quantization, files) = if path.is_dir() {
+            let folder = Folder::open(path)?;
+            let text = Text::from_folder(path)?;
+            let file = path.join("config.json");
+            let json = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            let json = serde_json::from_str(&json).with_context(|| file.display().to_string())?;
+            let config = DecoderConfig::from_json(&file, &json)?;
+            let files = folder.files();
+            (Source::Folder(folder), text, config, "safetensors".to_owned(), files)
+        } else {
+            let gguf = Gguf::open(path)?;
+            let text = Text::from_gguf(&gguf)?;
+            let config = DecoderConfig::from_gguf(&gguf)?;
+            let quantization = quantization(&gguf);
+            (Source::Gguf(gguf), text, config, quantization, vec![path.clone()])
+        };
+        if text.vocab_size() > config.vocab {
+            bail!(
+                "{}: the tokenizer has {} tokens and the embedding {} rows; the file's parts do not belong together",
+                path.display(),
+                text.vocab_size(),
+                config.vocab
+            );
+        }
+        let mut hash = Sha256::new();
+        let mut weight_bytes = 0;
+        for file in &files {
+            weight_bytes += hash_file(file, &mut hash).with_context(|| file.display().to_string())?;
+        }
+        let identity = ModelIdentity {
+            name: local.name.clone(),
+            sha256: hex(&hash.finalize()),
+            family: config.family.name().into(),
+            quantization,
+            template: text.has_template().then(|| text.template_hash()),
+            folds_system: text.folds_system(),
+        };
+        Ok(Self { identity, text: Arc::new(text), config, source, weight_bytes })
+    }
+
+    /// Adds up what loading takes; an error where it cannot fit.
+    pub fn plan_memory(&self, options: &LoadOptions) -> anyhow::Result<MemoryPlan> {
+        let c = &self.config;
+        let context = self.context(options);
+        // Every sequence at its longest, up to a typical relay's length; beyond that the
+        // scheduler preempts. One sequence always fits whole.
+        let tokens = context.max(options.batch * context.min(2048));
+        let blocks = tokens.div_ceil(BLOCK_SIZE);
+        let rows = STEP_TOKENS.max(options.batch);
+        let row = 4 * c.hidden + 3 * c.ffn + 2 * (c.heads + 2 * c.kv_heads) * c.head_dim;
+        let scratch = size_of::<f32>() * (rows * row + 2 * options.batch * c.vocab);
+        let plan = MemoryPlan {
+            weights: self.weight_bytes,
+            cache: (blocks * KvCache::block_bytes(c)) as u64,
+            scratch: scratch as u64,
+            available: available_memory(),
+            blocks,
+        };
+        if let Some(available) = plan.available
+            && plan.total() > available
+        {
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            bail!(
+                "{}: weights {} MiB + K/V cache {} MiB (batch {}, {context} tokens) + scratch {} MiB do not fit in the {} MiB \
+                 that are free; lower --batch or choose a smaller model",
+                self.identity.name,
+                mib(plan.weights),
+                mib(plan.cache),
+                options.batch,
+                mib(plan.scratch),
+                mib(available)
+            );
+        }
+        Ok(plan)
+    }
+
+    /// Reads the weights; for callers that compute without an engine.
+    pub fn load_decoder(&self) -> anyhow::Result<Decoder> {
+        let weights = match &self.source {
+            Source::Gguf(gguf) => Weights::Gguf(gguf),
+            Source::Folder(folder) => Weights::Folder(folder),
+        };
+        Ok(Decoder::load(self.config.clone(), &weights)?)
+    }
+
+    /// Reads the weights and starts the engine.
+    pub fn start(self, options: &LoadOptions) -> anyhow::Result<LoadedModel> {
+        let memory = self.plan_memory(options)?;
+        let begun = Instant::now();
+        let decoder = self.load_decoder()?;
+        let limits = EngineLimits {
+            batch: options.batch,
+            step_tokens: STEP_TOKENS,
+            blocks: memory.blocks,
+            context: self.context(options),
+        };
+        let isa = decoder.isa().name().to_owned();
+        let handle = EngineHandle::start(Arc::new(decoder), self.text.clone(), limits, options.threads)?;
+        Ok(LoadedModel { handle, identity: self.identity, isa, memory, load_seconds: begun.elapsed().as_secs_f64() })
+    }
+
+    fn context(&self, options: &LoadOptions) -> usize {
+        options.context.unwrap_or(8192).min(self.config.context)
+    }
+}
+
+/// A model in memory, its engine running.
+pub struct LoadedModel {
+    /// Where requests go.
+    pub handle: EngineHandle,
+    /// What it is.
+    pub identity: ModelIdentity,
+    /// The instructions that compute it.
+    pub isa: String,
+    /// What it takes.
+    pub memory: MemoryPlan,
+    /// How long loading took.
+    pub load_seconds: f64,
+}
+
+/// Formats of the matrices with their counts, most frequent first; vectors are left out.
+fn quantization(gguf: &Gguf) -> String {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    for name in gguf.tensor_names() {
+        let Some(tensor) = gguf.tensor(name).filter(|t| t.shape.len() > 1) else { continue };
+        let format = tensor.format.name();
+        match counts.iter_mut().find(|(name, _)| *name == format) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((format, 1)),
+        }
+    }
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    counts.iter().map(|(name, count)| format!("{name}×{count}")).collect::<Vec<_>>().join(" ")
+}
+
+fn hash_file(path: &Path, hash: &mut Sha256) -> std::io::Result<u64> {
+    std::io::copy(&mut File::open(path)?, hash)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes that the kernel says can be had without swapping; `None` where it does not say.
+fn available_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
