@@ -7,12 +7,15 @@ use clap::{Args, Parser, Subcommand};
 
 mod doctor;
 mod generate;
+mod lines;
 mod logprobs;
+mod model;
 mod models;
 mod pull;
 mod relay;
 mod resume;
 mod show;
+mod terminal;
 mod tokenize;
 
 /// Runs multi-hop agent relays on small local language models and measures what gets lost.

@@ -8,6 +8,7 @@ pub mod block_pool;
 pub mod load;
 pub mod sampler;
 pub mod scheduler;
+pub mod score;
 pub mod sequence;
 
 use std::sync::Arc;

@@ -1,11 +1,117 @@
-//! `weaklink generate` (to be written).
+//! `weaklink generate`: one completion, streamed.
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-/// (to be written)
-#[derive(clap::Args)]
-pub(crate) struct GenerateArgs {}
+use anyhow::bail;
+use tokio::sync::mpsc;
 
-pub(crate) fn run(_args: GenerateArgs) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built")
+use super::terminal::printable;
+use super::{ModelArgs, model};
+use crate::engine::load::LoadOptions;
+use crate::generate::{Completion, Message, Prompt, Request, Role, Sampling};
+
+/// Make one completion and print it as it grows
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  weaklink generate 'Name three rivers.' --temperature 0")]
+pub(crate) struct GenerateArgs {
+    /// What the user says
+    prompt: String,
+    /// Instructions before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with = "system")]
+    raw: bool,
+    /// At most this many tokens
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    max_tokens: usize,
+    /// 0 takes the likeliest token each time
+    #[arg(long, default_value_t = 0.7, value_name = "T", allow_negative_numbers = true)]
+    temperature: f32,
+    /// Draw among the K likeliest tokens only
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw among the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// End before this string (may be given more than once)
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// The same seed gives the same text
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// Print one JSON document instead of the text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p };
+    crate::engine::sampler::check(&sampling)?;
+    if args.max_tokens == 0 {
+        bail!("--max-tokens 0 leaves nothing to generate; give 1 or more");
+    }
+    let model = model::open(&args.model)?;
+    if !args.raw && !model.text.has_template() {
+        bail!("{} has no chat template (a base model?); use --raw to continue the prompt as plain text", model.name);
+    }
+    let prompt = if args.raw {
+        let mut ids: Vec<u32> = model.text.bos().into_iter().collect();
+        ids.extend(model.text.encode(&args.prompt, false)?);
+        Prompt::Tokens(ids)
+    } else {
+        let system = args.system.map(|text| Message::new(Role::System, text));
+        Prompt::Messages(system.into_iter().chain([Message::new(Role::User, args.prompt)]).collect())
+    };
+    let request = Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed };
+    let options = LoadOptions { batch: 1, threads: model::threads(&args.model)?, context: None };
+    let loaded = model.start(&options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let completion = runtime.block_on(async {
+        let (pieces, received) = mpsc::unbounded_channel();
+        let printing = print_pieces(received, args.json);
+        let (completion, printed) = tokio::join!(loaded.handle.stream(request, pieces), printing);
+        printed?;
+        anyhow::Ok(completion?)
+    })?;
+    if args.json {
+        println!("{}", serde_json::to_string(&completion)?);
+    } else {
+        println!();
+        if args.model.verbose > 0 {
+            summary(&completion);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints text as it comes; on a terminal without its control characters.
+async fn print_pieces(mut pieces: mpsc::UnboundedReceiver<String>, quiet: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    let terminal = out.is_terminal();
+    while let Some(piece) = pieces.recv().await {
+        if !quiet {
+            let shown = if terminal { printable(&piece) } else { piece };
+            out.write_all(shown.as_bytes())?;
+            out.flush()?;
+        }
+    }
+    Ok(())
+}
+
+fn summary(completion: &Completion) {
+    eprintln!(
+        "{} prompt tokens ({} cached), {} generated in {:.2} s, ended by {}",
+        completion.prompt_tokens,
+        completion.cached_tokens,
+        completion.generated_tokens,
+        completion.seconds,
+        match completion.finish {
+            crate::generate::Finish::Stop => "the model",
+            crate::generate::Finish::Length => "the token limit",
+        }
+    );
 }

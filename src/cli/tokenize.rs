@@ -1,11 +1,46 @@
-//! `weaklink tokenize` (to be written).
+//! `weaklink tokenize`: token ids of texts, a JSON line each.
 
+use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
-/// (to be written)
-#[derive(clap::Args)]
-pub(crate) struct TokenizeArgs {}
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
 
-pub(crate) fn run(_args: TokenizeArgs) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built")
+use super::{ModelArgs, lines, model};
+
+/// Turn texts into token ids: JSON lines {"text"} on stdin become {"text","ids"}
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  echo '{\"text\":\"Port 8443 is open\"}' | weaklink tokenize")]
+pub(crate) struct TokenizeArgs {
+    /// Read control tokens that are spelled out in the text as control tokens
+    #[arg(long)]
+    special: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    text: String,
+}
+
+#[derive(Serialize)]
+struct Output {
+    text: String,
+    ids: Vec<u32>,
+}
+
+pub(crate) fn run(args: TokenizeArgs) -> anyhow::Result<ExitCode> {
+    let text = model::open(&args.model)?.text;
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    for (number, line) in lines::stdin() {
+        let context = || format!("stdin, line {number}");
+        let input: Input = lines::parse(&line.with_context(context)?).with_context(context)?;
+        let ids = text.encode(&input.text, args.special).with_context(context)?;
+        serde_json::to_writer(&mut out, &Output { text: input.text, ids })?;
+        writeln!(out)?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
 }

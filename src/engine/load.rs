@@ -1,7 +1,7 @@
 //! From a model's files to a running engine: identity, memory plan, weights, thread.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,14 +37,15 @@ pub struct ModelIdentity {
 
 /// An opened model: checked, not yet in memory.
 pub struct OpenModel {
-    /// Its identity.
-    pub identity: ModelIdentity,
+    /// Name of the card, or of the file.
+    pub name: String,
     /// Tokenizer and template.
     pub text: Arc<Text>,
     /// Its shape.
     pub config: DecoderConfig,
     source: Source,
-    weight_bytes: u64,
+    /// The files that hold the weights.
+    files: Vec<PathBuf>,
 }
 
 enum Source {
@@ -94,7 +95,7 @@ impl OpenModel {
     /// Opens and checks a model's files.
     pub fn open(local: &LocalModel) -> anyhow::Result<Self> {
         let path = &local.path;
-        let (source, text, config, quantization, files) = if path.is_dir() {
+        let (source, text, config, files) = if path.is_dir() {
             let folder = Folder::open(path)?;
             let text = Text::from_folder(path)?;
             let file = path.join("config.json");
@@ -102,15 +103,19 @@ impl OpenModel {
             let json = serde_json::from_str(&json).with_context(|| file.display().to_string())?;
             let config = DecoderConfig::from_json(&file, &json)?;
             let files = folder.files();
-            (Source::Folder(folder), text, config, "safetensors".to_owned(), files)
+            (Source::Folder(folder), text, config, files)
         } else {
             let gguf = Gguf::open(path)?;
             let text = Text::from_gguf(&gguf)?;
             let config = DecoderConfig::from_gguf(&gguf)?;
-            let quantization = quantization(&gguf);
-            (Source::Gguf(gguf), text, config, quantization, vec![path.clone()])
+            (Source::Gguf(gguf), text, config, vec![path.clone()])
         };
-        if text.vocab_size() > config.vocab {
+        // Folders pad the embedding to round numbers; a GGUF file names every row.
+        let fits = match source {
+            Source::Gguf(_) => text.vocab_size() == config.vocab,
+            Source::Folder(_) => text.vocab_size() <= config.vocab,
+        };
+        if !fits {
             bail!(
                 "{}: the tokenizer has {} tokens and the embedding {} rows; the file's parts do not belong together",
                 path.display(),
@@ -118,20 +123,28 @@ impl OpenModel {
                 config.vocab
             );
         }
+        Ok(Self { name: local.name.clone(), text: Arc::new(text), config, source, files })
+    }
+
+    /// Hashes the weights and says what the model is.
+    pub fn identity(&self) -> anyhow::Result<ModelIdentity> {
         let mut hash = Sha256::new();
-        let mut weight_bytes = 0;
-        for file in &files {
-            weight_bytes += hash_file(file, &mut hash).with_context(|| file.display().to_string())?;
+        for file in &self.files {
+            File::open(file)
+                .and_then(|mut bytes| std::io::copy(&mut bytes, &mut hash))
+                .with_context(|| file.display().to_string())?;
         }
-        let identity = ModelIdentity {
-            name: local.name.clone(),
+        Ok(ModelIdentity {
+            name: self.name.clone(),
             sha256: hex(&hash.finalize()),
-            family: config.family.name().into(),
-            quantization,
-            template: text.has_template().then(|| text.template_hash()),
-            folds_system: text.folds_system(),
-        };
-        Ok(Self { identity, text: Arc::new(text), config, source, weight_bytes })
+            family: self.config.family.name().into(),
+            quantization: match &self.source {
+                Source::Gguf(gguf) => quantization(gguf),
+                Source::Folder(_) => "safetensors".into(),
+            },
+            template: self.text.has_template().then(|| self.text.template_hash()),
+            folds_system: self.text.folds_system(),
+        })
     }
 
     /// Adds up what loading takes; an error where it cannot fit.
@@ -146,7 +159,7 @@ impl OpenModel {
         let row = 4 * c.hidden + 3 * c.ffn + 2 * (c.heads + 2 * c.kv_heads) * c.head_dim;
         let scratch = size_of::<f32>() * (rows * row + 2 * options.batch * c.vocab);
         let plan = MemoryPlan {
-            weights: self.weight_bytes,
+            weights: self.weight_bytes()?,
             cache: (blocks * KvCache::block_bytes(c)) as u64,
             scratch: scratch as u64,
             available: available_memory(),
@@ -159,7 +172,7 @@ impl OpenModel {
             bail!(
                 "{}: weights {} MiB + K/V cache {} MiB (batch {}, {context} tokens) + scratch {} MiB do not fit in the {} MiB \
                  that are free; lower --batch or choose a smaller model",
-                self.identity.name,
+                self.name,
                 mib(plan.weights),
                 mib(plan.cache),
                 options.batch,
@@ -168,6 +181,14 @@ impl OpenModel {
             );
         }
         Ok(plan)
+    }
+
+    /// Bytes of the weight files: repacked, they take about as much.
+    fn weight_bytes(&self) -> anyhow::Result<u64> {
+        self.files
+            .iter()
+            .map(|file| Ok(std::fs::metadata(file).with_context(|| file.display().to_string())?.len()))
+            .sum()
     }
 
     /// Reads the weights; for callers that compute without an engine.
@@ -183,6 +204,7 @@ impl OpenModel {
     pub fn start(self, options: &LoadOptions) -> anyhow::Result<LoadedModel> {
         let memory = self.plan_memory(options)?;
         let begun = Instant::now();
+        let identity = self.identity()?;
         let decoder = self.load_decoder()?;
         let limits = EngineLimits {
             batch: options.batch,
@@ -192,7 +214,7 @@ impl OpenModel {
         };
         let isa = decoder.isa().name().to_owned();
         let handle = EngineHandle::start(Arc::new(decoder), self.text.clone(), limits, options.threads)?;
-        Ok(LoadedModel { handle, identity: self.identity, isa, memory, load_seconds: begun.elapsed().as_secs_f64() })
+        Ok(LoadedModel { handle, identity, isa, memory, load_seconds: begun.elapsed().as_secs_f64() })
     }
 
     fn context(&self, options: &LoadOptions) -> usize {
@@ -227,10 +249,6 @@ fn quantization(gguf: &Gguf) -> String {
     }
     counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
     counts.iter().map(|(name, count)| format!("{name}×{count}")).collect::<Vec<_>>().join(" ")
-}
-
-fn hash_file(path: &Path, hash: &mut Sha256) -> std::io::Result<u64> {
-    std::io::copy(&mut File::open(path)?, hash)
 }
 
 fn hex(bytes: &[u8]) -> String {
