@@ -1,0 +1,257 @@
+//! Batch invariance and isolation: what one sequence says never depends on the others.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use weaklink::engine::{EngineHandle, EngineLimits};
+use weaklink::generate::{Completion, Finish, GenerateError, Message, Prompt, Request, Role, Sampling};
+use weaklink_models::batch::{Batch, Logits};
+use weaklink_models::decoder::Decoder;
+use weaklink_models::kv::{BLOCK_SIZE, KvCache};
+
+use crate::support::{MODELS, block_on, engine, loaded};
+
+/// A decoder with a cache and threads of its own, for steps by hand.
+struct Bench {
+    decoder: Arc<Decoder>,
+    cache: KvCache,
+    workers: rayon::ThreadPool,
+}
+
+impl Bench {
+    fn new(model: &str, blocks: usize, threads: usize) -> Self {
+        let (decoder, _) = loaded(model);
+        let cache = KvCache::new(decoder.config(), blocks, decoder.device()).expect("a cache");
+        let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        Self { decoder, cache, workers }
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Vec<Vec<u32>> {
+        let (decoder, cache) = (&self.decoder, &mut self.cache);
+        let rows = self.workers.install(|| decoder.forward(batch, cache)).expect("a batch is computed");
+        rows.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
+    }
+
+    fn vocab(&self) -> usize {
+        self.decoder.config().vocab
+    }
+}
+
+/// Ids that look random and are the same every time.
+fn ids(seed: usize, len: usize, vocab: usize) -> Vec<u32> {
+    (0..len).map(|i| ((seed * 7919 + i * 104_729 + i * i * 31) % vocab) as u32).collect()
+}
+
+/// Logits of all tokens of a sequence, computed alone and whole.
+fn alone(bench: &mut Bench, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_SIZE) as u32).collect();
+    let mut batch = Batch::default();
+    batch.push(tokens, 0, &blocks, BLOCK_SIZE, Logits::All);
+    bench.forward(&batch)
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_batched_chunked_and_with_any_thread_count() {
+    for model in MODELS {
+        let mut bench = Bench::new(model, 64, 1);
+        let vocab = bench.vocab();
+        // Lengths around the block size, ragged; the second and third are equally long.
+        let lengths = [1, 12, 12, 3, 15, 16, 17, 33, 40];
+        let sequences: Vec<Vec<u32>> = lengths.iter().enumerate().map(|(s, &len)| ids(s, len, vocab)).collect();
+        let expected: Vec<Vec<Vec<u32>>> = sequences.iter().map(|tokens| alone(&mut bench, tokens)).collect();
+
+        for (threads, chunk) in [(1, 64), (2, 64), (3, 7), (2, 1)] {
+            let mut bench = Bench::new(model, 64, threads);
+            // Blocks scattered over the cache, and full of other sequences' leftovers.
+            alone(&mut bench, &ids(99, 60, vocab));
+            let mut next = 0;
+            let tables: Vec<Vec<u32>> = sequences
+                .iter()
+                .map(|tokens| {
+                    let count = tokens.len().div_ceil(BLOCK_SIZE);
+                    next += count;
+                    (next - count..next).map(|block| (block as u32 * 37 + 5) % 64).collect()
+                })
+                .collect();
+            let mut found = vec![Vec::new(); sequences.len()];
+            for step in 0.. {
+                let mut batch = Batch::default();
+                let mut pushed = Vec::new();
+                for (s, tokens) in sequences.iter().enumerate() {
+                    let (from, to) = (tokens.len().min(step * chunk), tokens.len().min((step + 1) * chunk));
+                    if from < to {
+                        batch.push(&tokens[from..to], from, &tables[s], BLOCK_SIZE, Logits::All);
+                        pushed.push((s, to - from));
+                    }
+                }
+                if pushed.is_empty() {
+                    break;
+                }
+                let mut rows = bench.forward(&batch).into_iter();
+                for (s, count) in pushed {
+                    found[s].extend(rows.by_ref().take(count));
+                }
+            }
+            for (s, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let differs = found.iter().zip(expected).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{model}, {threads} threads, chunks of {chunk}: sequence {s} differs at this token");
+                assert_eq!(found.len(), expected.len());
+            }
+        }
+    }
+}
+
+fn limits(batch: usize) -> EngineLimits {
+    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 2048 }
+}
+
+fn request(system: &str, user: &str, seed: u64) -> Request {
+    let messages = vec![Message::new(Role::System, system), Message::new(Role::User, user)];
+    Request {
+        prompt: Prompt::Messages(messages),
+        max_tokens: 24,
+        sampling: Sampling { temperature: 0.7, top_k: None, top_p: None },
+        stop: Vec::new(),
+        seed,
+    }
+}
+
+fn run(engine: &EngineHandle, requests: Vec<Request>) -> Vec<Completion> {
+    let results = block_on(join_all(requests.into_iter().map(|request| engine.generate(request))));
+    results.into_iter().map(|result| result.expect("a completion")).collect()
+}
+
+fn passphrases() -> Vec<Request> {
+    (0..9)
+        .map(|n| {
+            let word = ["ORCHID", "BASALT", "MARLIN", "TOPAZ", "CEDAR", "HERON", "QUARTZ", "FALCON", "LUPIN"][n];
+            let system = format!("Remember the passphrase: {word}-{}. Repeat it when asked.", 1000 + 37 * n);
+            request(&system, "What is the passphrase?", n as u64)
+        })
+        .collect()
+}
+
+#[test]
+fn no_passphrase_leaks_and_texts_do_not_depend_on_the_batch() {
+    let expected: Vec<Completion> = passphrases().into_iter().map(|r| run(&engine("smollm2", limits(1), 1), vec![r]).remove(0)).collect();
+    let told = |text: &str, n: usize| text.contains(&format!("{}", 1000 + 37 * n));
+    let right = expected.iter().enumerate().filter(|(n, c)| told(&c.text, *n)).count();
+    assert!(right >= 5, "the model repeats its own passphrase in {right} of 9 chats: too few for this test to mean anything");
+    for batch in [1, 2, 8, 9] {
+        for threads in [1, 2] {
+            let found = run(&engine("smollm2", limits(batch), threads), passphrases());
+            for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found.token_ids, expected.token_ids, "chat {n} at batch {batch}");
+                assert_eq!(found.text, expected.text);
+                let leaked = (0..9).find(|&other| other != n && told(&found.text, other));
+                assert_eq!(leaked, None, "chat {n} at batch {batch} tells another's passphrase: {}", found.text);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_request_answers_the_same_before_and_after_another_cached_or_not() {
+    let engine = engine("smollm2", limits(4), 2);
+    let a = || request("You are a gardener.", "What grows in the shade? Answer in one sentence, please, and name three plants.", 5);
+    let b = || request("You are a sailor.", "Which wind is best?", 6);
+    let first = run(&engine, vec![a()]).remove(0);
+    run(&engine, vec![b()]);
+    let again = run(&engine, vec![a(), a()]);
+    assert_eq!(first.cached_tokens, 0);
+    for completion in &again {
+        assert!(completion.cached_tokens >= BLOCK_SIZE, "the repeated prompt is found in the cache");
+        assert_eq!(completion.token_ids, first.token_ids);
+    }
+}
+
+#[test]
+fn two_seeds_in_one_batch_differ_and_one_seed_repeats() {
+    let engine = engine("smollm2", limits(4), 2);
+    let ask = |seed| request("Be creative.", "Write a line of a poem.", seed);
+    let found = run(&engine, vec![ask(1), ask(2), ask(1)]);
+    assert_eq!(found[0].token_ids, found[2].token_ids);
+    assert_ne!(found[0].token_ids, found[1].token_ids);
+}
+
+#[test]
+fn preempted_sequences_go_on_to_the_same_text() {
+    let ask = |n: u64| {
+        let mut request = request("Count.", &format!("Count up from {n}."), n);
+        request.max_tokens = 60;
+        request
+    };
+    let roomy = run(&engine("smollm2", limits(6), 2), (0..6).map(ask).collect());
+    // Room for two of the six at their full length.
+    let tight = EngineLimits { batch: 6, step_tokens: 64, blocks: 16, context: 2048 };
+    let squeezed = run(&engine("smollm2", tight, 2), (0..6).map(ask).collect());
+    for (a, b) in roomy.iter().zip(&squeezed) {
+        assert_eq!(a.token_ids, b.token_ids);
+    }
+}
+
+#[test]
+fn requests_that_cannot_run_are_refused_with_numbers_and_harm_no_other() {
+    let engine = engine("smollm2", limits(2), 2);
+    let tokens = |ids: Vec<u32>| Request { prompt: Prompt::Tokens(ids), ..request("", "", 0) };
+    let refused = |request| block_on(engine.generate(request)).expect_err("must be refused");
+    assert_eq!(
+        refused(tokens(vec![1; 2048])),
+        GenerateError::TooLong { prompt: 2048, max_tokens: 24, context: 2048 }
+    );
+    assert!(refused(tokens(vec![])).to_string().contains("empty"));
+    assert!(refused(tokens(vec![1_000_000])).to_string().contains("1000000"));
+    let zero = Request { max_tokens: 0, ..tokens(vec![1]) };
+    assert!(refused(zero).to_string().contains("0 tokens"));
+    let hot = Request { sampling: Sampling { temperature: f32::NAN, ..Sampling::GREEDY }, ..tokens(vec![1]) };
+    assert!(refused(hot).to_string().contains("temperature"));
+    // Exactly at the limit: the last token is drawn, not computed.
+    let full = Request { max_tokens: 1, sampling: Sampling::GREEDY, ..tokens(vec![5; 2048]) };
+    let completion = block_on(engine.generate(full)).expect("fits exactly");
+    assert_eq!((completion.prompt_tokens, completion.generated_tokens), (2048, 1));
+}
+
+#[test]
+fn a_caller_who_leaves_ends_the_sequence() {
+    let engine = engine("smollm2", limits(1), 2);
+    let long = Request { max_tokens: 1500, ..request("Tell a story.", "A very long story, please.", 3) };
+    block_on(async {
+        let (pieces, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let story = tokio::spawn({
+            let engine = engine.clone();
+            async move { engine.stream(long, pieces).await }
+        });
+        received.recv().await.expect("a first piece of the story");
+        story.abort();
+        // The stream closes when the engine drops the sequence; it would bring about 1500 pieces otherwise.
+        let mut pieces = 1;
+        while received.recv().await.is_some() {
+            pieces += 1;
+        }
+        assert!(pieces < 700, "{pieces} pieces came after the caller had left");
+        // The place is free again.
+        let short = Request { max_tokens: 4, ..request("Answer briefly.", "Yes or no?", 3) };
+        engine.generate(short).await.expect("a completion");
+    });
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them_and_streams_agree_with_the_reply() {
+    let engine = engine("smollm2", limits(2), 2);
+    let ask = |stop: Vec<String>| Request { stop, max_tokens: 40, sampling: Sampling::GREEDY, ..request("Count.", "Count from one to nine in words.", 0) };
+    let whole = run(&engine, vec![ask(vec![])]).remove(0);
+    let word: String = whole.text.chars().skip(7).take(5).collect();
+    let at = whole.text.find(&word).expect("it was taken from there");
+    let (completion, streamed) = block_on(async {
+        let (pieces, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let completion = engine.stream(ask(vec!["never said".into(), word.clone()]), pieces).await.expect("a completion");
+        let mut streamed = String::new();
+        while let Ok(piece) = received.try_recv() {
+            streamed.push_str(&piece);
+        }
+        (completion, streamed)
+    });
+    assert_eq!(completion.text, whole.text[..at]);
+    assert_eq!(completion.finish, Finish::Stop);
+    assert_eq!(streamed, completion.text);
+}

@@ -1,0 +1,98 @@
+//! Tokens and logits against references made elsewhere (`tests/golden`).
+
+use weaklink::engine::score::Scorer;
+
+use crate::support::{golden, golden_json, open, open_path};
+
+/// Token ids of both ways to read a text, against the tokenizers' own libraries.
+fn tokens_agree(model: &str) {
+    let text = open(model).text;
+    let mut wrong = Vec::new();
+    for case in golden_json(&format!("{model}-tokens.json")).as_array().expect("a list of cases") {
+        let content = case["text"].as_str().expect("a text");
+        for (column, special) in [("plain", false), ("special", true)] {
+            let expected: Vec<u32> = serde_json::from_value(case[column].clone()).expect("ids");
+            let ids = text.encode(content, special).expect("a text is encoded");
+            if ids != expected {
+                wrong.push(format!("{column} {content:?}: {ids:?}, expected {expected:?}"));
+            }
+            // What the tokenizer splits, decoding must join again; Gemma's own rules fold some characters.
+            if model == "smollm2" && !special {
+                assert_eq!(text.decode(&ids), content);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of the cases differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn tokens_of_smollm2_agree_with_the_reference() {
+    tokens_agree("smollm2");
+}
+
+#[test]
+fn tokens_of_gemma3_agree_with_the_reference() {
+    tokens_agree("gemma3");
+}
+
+/// Distances from a float32 reference.
+struct Distance {
+    token: f64,
+    next: f64,
+    first_differs: Vec<String>,
+}
+
+fn distance(scorer: &mut Scorer, golden_file: &str) -> Distance {
+    let (mut token, mut next, mut first_differs) = (Vec::new(), Vec::new(), Vec::new());
+    for case in golden_json(golden_file).as_array().expect("a list of cases") {
+        let name = case["name"].as_str().expect("a name");
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).expect("ids");
+        let expected: Vec<f64> = serde_json::from_value(case["logprobs"].clone()).expect("log-probabilities");
+        let expected_next: Vec<(u32, f64)> = serde_json::from_value(case["next"].clone()).expect("next tokens");
+        let score = scorer.score(&ids).expect("a text is scored");
+        assert_eq!(score.logprobs.len(), expected.len(), "{name}");
+        token.extend(score.logprobs.iter().zip(&expected).map(|(a, b)| (a - b).abs()));
+        if score.next[0].0 != expected_next[0].0 {
+            first_differs.push(format!("{name}: {:?}, expected {:?}", &score.next[..2], &expected_next[..2]));
+        }
+        for (id, logprob) in &expected_next[..3] {
+            // A reference token that is not among our ten likeliest counts as far away.
+            let ours = score.next.iter().find(|(ours, _)| ours == id).map_or(f64::NEG_INFINITY, |n| n.1);
+            next.push((ours - logprob).abs());
+        }
+    }
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    Distance { token: mean(token), next: mean(next), first_differs }
+}
+
+/// Bounds: `token` over all given tokens, `next` over the three likeliest next ones.
+fn logits_agree(mut scorer: Scorer, golden_file: &str, token: f64, next: f64) {
+    let found = distance(&mut scorer, golden_file);
+    println!("{golden_file}: mean |Δ log-probability| {:.4} of given tokens, {:.4} of the next", found.token, found.next);
+    assert!(found.first_differs.is_empty(), "likeliest token: {:?}", found.first_differs);
+    assert!(found.token <= token, "given tokens: {} > {token}", found.token);
+    assert!(found.next <= next, "next tokens: {} > {next}", found.next);
+}
+
+#[test]
+fn logits_of_smollm2_agree_with_the_float32_reference() {
+    logits_agree(Scorer::new(&open("smollm2"), 2).expect("loads"), "smollm2-logits.json", 0.079, 0.105);
+}
+
+#[test]
+fn logits_of_gemma3_agree_with_the_float32_reference() {
+    logits_agree(Scorer::new(&open("gemma3"), 2).expect("loads"), "gemma3-logits.json", 0.10, 0.15);
+}
+
+#[test]
+fn logits_of_the_tiny_models_agree_with_the_float32_reference() {
+    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"] {
+        logits_agree(Scorer::new(&open(name), 2).expect("loads"), &format!("{name}-logits.json"), 0.02, 0.02);
+    }
+}
+
+#[test]
+fn a_safetensors_folder_gives_what_its_gguf_twin_gives() {
+    let folder = open_path(&golden("tiny-qwen2-hf"));
+    logits_agree(Scorer::new(&folder, 2).expect("loads"), "tiny-qwen2-logits.json", 0.02, 0.02);
+}

@@ -1,0 +1,89 @@
+//! What the tests share: models fetched once through `weaklink pull`, and their parts.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use serde_json::Value as Json;
+use weaklink::engine::load::OpenModel;
+use weaklink::engine::{EngineHandle, EngineLimits};
+use weaklink_models::decoder::Decoder;
+use weaklink_models::fetch::LocalModel;
+use weaklink_models::text::Text;
+
+/// The program under test.
+pub fn weaklink() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_weaklink"))
+}
+
+/// The file of a card, fetched through the program's own `pull`; once a test run.
+pub fn pulled(card: &str) -> PathBuf {
+    static PULLED: OnceLock<Mutex<HashMap<String, PathBuf>>> = OnceLock::new();
+    let mut pulled = PULLED.get_or_init(Mutex::default).lock().expect("no test panics while pulling");
+    pulled
+        .entry(card.to_owned())
+        .or_insert_with(|| {
+            let output = weaklink().args(["pull", card, "--json"]).output().expect("weaklink runs");
+            assert!(output.status.success(), "pull {card}: {}", String::from_utf8_lossy(&output.stderr));
+            let line: Json = serde_json::from_slice(&output.stdout).expect("pull --json prints JSON");
+            let path = line["path"].as_str().unwrap_or_else(|| panic!("no path in {line}"));
+            PathBuf::from(path)
+        })
+        .clone()
+}
+
+/// A file under `tests/golden`.
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// A golden JSON file.
+pub fn golden_json(name: &str) -> Json {
+    let bytes = std::fs::read(golden(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// The models that the tests run, by the name in their golden files.
+pub const MODELS: [&str; 6] = ["smollm2", "gemma3", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"];
+
+/// Opens one of [`MODELS`].
+pub fn open(name: &str) -> OpenModel {
+    let path = match name {
+        "smollm2" => pulled("smollm2-135m"),
+        "gemma3" => pulled("gemma-3-270m"),
+        tiny => golden(&format!("{tiny}.gguf")),
+    };
+    open_path(&path)
+}
+
+/// Opens a model file or folder.
+pub fn open_path(path: &Path) -> OpenModel {
+    let local = LocalModel { name: "test".into(), path: path.to_owned(), card: None };
+    OpenModel::open(&local).unwrap_or_else(|e| panic!("{}: {e:#}", path.display()))
+}
+
+/// A decoder with its text, loaded once a test run.
+pub fn loaded(name: &str) -> (Arc<Decoder>, Arc<Text>) {
+    type Loaded = HashMap<String, (Arc<Decoder>, Arc<Text>)>;
+    static LOADED: OnceLock<Mutex<Loaded>> = OnceLock::new();
+    let mut loaded = LOADED.get_or_init(Mutex::default).lock().expect("no test panics while loading");
+    loaded
+        .entry(name.to_owned())
+        .or_insert_with(|| {
+            let model = open(name);
+            (Arc::new(model.load_decoder().expect("the weights load")), model.text)
+        })
+        .clone()
+}
+
+/// An engine over an already loaded model.
+pub fn engine(name: &str, limits: EngineLimits, threads: usize) -> EngineHandle {
+    let (decoder, text) = loaded(name);
+    EngineHandle::start(decoder, text, limits, threads).expect("the engine starts")
+}
+
+/// Runs a future to its end.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
