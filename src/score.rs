@@ -1,1 +1,3 @@
-//! (to be written: score)
+//! Scoring without a judge.
+
+pub mod text;
