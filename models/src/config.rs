@@ -161,11 +161,11 @@ impl DecoderConfig {
         let arch = gguf.architecture()?;
         let family = family(&file, arch)?;
         let key = |name: &str| format!("{arch}.{name}");
-        let size = |name: &str| -> Result<Option<usize>, ModelError> { Ok(gguf.u32(&key(name))?.map(|v| v as usize)) };
+        let size = |name: &str| -> Result<Option<usize>, ModelError> { Ok(gguf.get_u32(&key(name))?.map(|v| v as usize)) };
         let need = |name: &str| -> Result<usize, ModelError> {
             size(name)?.ok_or_else(|| bad(&file, format!("no metadata key {}", key(name))))
         };
-        let float = |name: &str| -> Result<Option<f64>, ModelError> { Ok(gguf.f32(&key(name))?.map(f64::from)) };
+        let float = |name: &str| -> Result<Option<f64>, ModelError> { Ok(gguf.get_f32(&key(name))?.map(f64::from)) };
         let (hidden, heads) = (need("embedding_length")?, need("attention.head_count")?);
         let head_dim = match size("attention.key_length")? {
             Some(dim) => dim,
@@ -183,7 +183,7 @@ impl DecoderConfig {
             .tensor("token_embd.weight")
             .map(|t| t.shape[0])
             .ok_or_else(|| ModelError::Missing { file: file.clone(), tensor: "token_embd.weight".into() })?;
-        let scaling = match gguf.str(&key("rope.scaling.type"))? {
+        let scaling = match gguf.get_str(&key("rope.scaling.type"))? {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear(float("rope.scaling.factor")?.unwrap_or(1.0)),
             Some(other) => {
