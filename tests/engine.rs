@@ -94,7 +94,10 @@ fn a_row_has_the_same_bits_alone_batched_chunked_and_with_any_thread_count() {
             }
             for (s, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let differs = found.iter().zip(expected).position(|(a, b)| a != b);
-                assert_eq!(differs, None, "{model}, {threads} threads, chunks of {chunk}: sequence {s} differs at this token");
+                assert_eq!(
+                    differs, None,
+                    "{model}, {threads} threads, chunks of {chunk}: sequence {s} differs at this token"
+                );
                 assert_eq!(found.len(), expected.len());
             }
         }
@@ -125,18 +128,31 @@ fn passphrases() -> Vec<Request> {
     (0..9)
         .map(|n| {
             let word = ["ORCHID", "BASALT", "MARLIN", "TOPAZ", "CEDAR", "HERON", "QUARTZ", "FALCON", "LUPIN"][n];
-            let system = format!("Remember the passphrase: {word}-{}. Repeat it when asked.", 1000 + 37 * n);
-            request(&system, "What is the passphrase?", n as u64)
+            // An earlier exchange shows a small model what is wanted.
+            let say = |word: &str| format!("The passphrase is {word}. Say it again.");
+            let told = |word: &str| format!("The passphrase is {word}.");
+            let word = format!("{word}-{}", 1000 + 37 * n);
+            let messages = vec![
+                Message::new(Role::System, "You repeat passphrases."),
+                Message::new(Role::User, say("AMBER-7205")),
+                Message::new(Role::Assistant, told("AMBER-7205")),
+                Message::new(Role::User, say(&word)),
+            ];
+            Request { prompt: Prompt::Messages(messages), ..request("", "", n as u64) }
         })
         .collect()
 }
 
 #[test]
 fn no_passphrase_leaks_and_texts_do_not_depend_on_the_batch() {
-    let expected: Vec<Completion> = passphrases().into_iter().map(|r| run(&engine("smollm2", limits(1), 1), vec![r]).remove(0)).collect();
+    let expected: Vec<Completion> =
+        passphrases().into_iter().map(|r| run(&engine("smollm2", limits(1), 1), vec![r]).remove(0)).collect();
     let told = |text: &str, n: usize| text.contains(&format!("{}", 1000 + 37 * n));
     let right = expected.iter().enumerate().filter(|(n, c)| told(&c.text, *n)).count();
-    assert!(right >= 5, "the model repeats its own passphrase in {right} of 9 chats: too few for this test to mean anything");
+    assert!(
+        right >= 5,
+        "the model repeats its own passphrase in {right} of 9 chats: too few for this test to mean anything"
+    );
     for batch in [1, 2, 8, 9] {
         for threads in [1, 2] {
             let found = run(&engine("smollm2", limits(batch), threads), passphrases());
@@ -153,7 +169,13 @@ fn no_passphrase_leaks_and_texts_do_not_depend_on_the_batch() {
 #[test]
 fn the_same_request_answers_the_same_before_and_after_another_cached_or_not() {
     let engine = engine("smollm2", limits(4), 2);
-    let a = || request("You are a gardener.", "What grows in the shade? Answer in one sentence, please, and name three plants.", 5);
+    let a = || {
+        request(
+            "You are a gardener.",
+            "What grows in the shade? Answer in one sentence, please, and name three plants.",
+            5,
+        )
+    };
     let b = || request("You are a sailor.", "Which wind is best?", 6);
     let first = run(&engine, vec![a()]).remove(0);
     run(&engine, vec![b()]);
@@ -195,10 +217,7 @@ fn requests_that_cannot_run_are_refused_with_numbers_and_harm_no_other() {
     let engine = engine("smollm2", limits(2), 2);
     let tokens = |ids: Vec<u32>| Request { prompt: Prompt::Tokens(ids), ..request("", "", 0) };
     let refused = |request| block_on(engine.generate(request)).expect_err("must be refused");
-    assert_eq!(
-        refused(tokens(vec![1; 2048])),
-        GenerateError::TooLong { prompt: 2048, max_tokens: 24, context: 2048 }
-    );
+    assert_eq!(refused(tokens(vec![1; 2048])), GenerateError::TooLong { prompt: 2048, max_tokens: 24, context: 2048 });
     assert!(refused(tokens(vec![])).to_string().contains("empty"));
     assert!(refused(tokens(vec![1_000_000])).to_string().contains("1000000"));
     let zero = Request { max_tokens: 0, ..tokens(vec![1]) };
@@ -238,13 +257,19 @@ fn a_caller_who_leaves_ends_the_sequence() {
 #[test]
 fn stop_strings_end_the_text_before_them_and_streams_agree_with_the_reply() {
     let engine = engine("smollm2", limits(2), 2);
-    let ask = |stop: Vec<String>| Request { stop, max_tokens: 40, sampling: Sampling::GREEDY, ..request("Count.", "Count from one to nine in words.", 0) };
+    let ask = |stop: Vec<String>| Request {
+        stop,
+        max_tokens: 40,
+        sampling: Sampling::GREEDY,
+        ..request("Count.", "Count from one to nine in words.", 0)
+    };
     let whole = run(&engine, vec![ask(vec![])]).remove(0);
     let word: String = whole.text.chars().skip(7).take(5).collect();
     let at = whole.text.find(&word).expect("it was taken from there");
     let (completion, streamed) = block_on(async {
         let (pieces, mut received) = tokio::sync::mpsc::unbounded_channel();
-        let completion = engine.stream(ask(vec!["never said".into(), word.clone()]), pieces).await.expect("a completion");
+        let completion =
+            engine.stream(ask(vec!["never said".into(), word.clone()]), pieces).await.expect("a completion");
         let mut streamed = String::new();
         while let Ok(piece) = received.try_recv() {
             streamed.push_str(&piece);

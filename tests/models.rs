@@ -68,7 +68,10 @@ fn distance(scorer: &mut Scorer, golden_file: &str) -> Distance {
 /// Bounds: `token` over all given tokens, `next` over the three likeliest next ones.
 fn logits_agree(mut scorer: Scorer, golden_file: &str, token: f64, next: f64) {
     let found = distance(&mut scorer, golden_file);
-    println!("{golden_file}: mean |Δ log-probability| {:.4} of given tokens, {:.4} of the next", found.token, found.next);
+    println!(
+        "{golden_file}: mean |Δ log-probability| {:.4} of given tokens, {:.4} of the next",
+        found.token, found.next
+    );
     assert!(found.first_differs.is_empty(), "likeliest token: {:?}", found.first_differs);
     assert!(found.token <= token, "given tokens: {} > {token}", found.token);
     assert!(found.next <= next, "next tokens: {} > {next}", found.next);

@@ -27,7 +27,7 @@ pub fn pulled(card: &str) -> PathBuf {
             let output = weaklink().args(["pull", card, "--json"]).output().expect("weaklink runs");
             assert!(output.status.success(), "pull {card}: {}", String::from_utf8_lossy(&output.stderr));
             let line: Json = serde_json::from_slice(&output.stdout).expect("pull --json prints JSON");
-            let path = line["path"].as_str().unwrap_or_else(|| panic!("no path in {line}"));
+            let path = line["models"][0]["path"].as_str().unwrap_or_else(|| panic!("no path in {line}"));
             PathBuf::from(path)
         })
         .clone()

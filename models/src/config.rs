@@ -161,7 +161,8 @@ impl DecoderConfig {
         let arch = gguf.architecture()?;
         let family = family(&file, arch)?;
         let key = |name: &str| format!("{arch}.{name}");
-        let size = |name: &str| -> Result<Option<usize>, ModelError> { Ok(gguf.get_u32(&key(name))?.map(|v| v as usize)) };
+        let size =
+            |name: &str| -> Result<Option<usize>, ModelError> { Ok(gguf.get_u32(&key(name))?.map(|v| v as usize)) };
         let need = |name: &str| -> Result<usize, ModelError> {
             size(name)?.ok_or_else(|| bad(&file, format!("no metadata key {}", key(name))))
         };

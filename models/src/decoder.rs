@@ -181,7 +181,7 @@ impl Decoder {
         let hidden = self.config.hidden;
         let mut rows = vec![0.0; tokens.len() * hidden];
         for (row, &id) in rows.chunks_exact_mut(hidden).zip(tokens) {
-            self.embedding.row(id as usize, row);
+            self.embedding.row(id as usize, row)?;
             row.iter_mut().for_each(|v| *v *= self.config.embedding_scale);
         }
         Ok(Tensor::from_vec(rows, (tokens.len(), hidden), &self.device)?)

@@ -43,6 +43,9 @@ pub enum ModelError {
     /// A batch that the cache or the model cannot hold: a bug of the caller.
     #[error("batch: {0}")]
     Batch(String),
+    /// A kernel refused its input: a bug of this crate.
+    #[error(transparent)]
+    Kernel(#[from] weaklink_kernels::KernelError),
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),

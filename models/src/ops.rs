@@ -1,10 +1,12 @@
 //! The bridge between candle's tensors and our kernels: custom operations over
 //! contiguous f32 rows. Each has its CPU half here; a device half joins it there.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
-use candle_core::{InplaceOp1, InplaceOpN, WithDType};
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, Error, Layout, Result, Shape, Tensor, bail};
+use candle_core::{InplaceOp1, InplaceOp2, WithDType};
 use half::f16;
-use weaklink_kernels::{self as kernels, Activations, AttentionShape, Isa, QuantMatrix, RopeTable, Span};
+use weaklink_kernels::{
+    self as kernels, Activations, AttentionShape, Columns, Isa, KernelError, QuantMatrix, RopeTable, Span,
+};
 
 use crate::batch::Batch;
 use crate::config::Activation;
@@ -30,8 +32,8 @@ impl Linear {
     }
 
     /// Row `row` of the first matrix: an embedding.
-    pub fn row(&self, row: usize, out: &mut [f32]) {
-        self.parts[0].dequantize_row(row, out);
+    pub fn row(&self, row: usize, out: &mut [f32]) -> std::result::Result<(), KernelError> {
+        self.parts[0].dequantize_row(row, out)
     }
 
     /// Bytes that the weights take in memory.
@@ -58,14 +60,20 @@ impl CustomOp1 for LinearOp<'_> {
         if inputs != linear.parts[0].cols() {
             bail!("linear: input rows of {inputs} values for matrices of {} columns", linear.parts[0].cols());
         }
-        let x = Activations::quantize(linear.parts[0].isa(), contiguous::<f32>(x, layout)?, rows, inputs);
+        let x = contiguous::<f32>(x, layout)?;
+        let x = Activations::quantize(linear.parts[0].isa(), x, rows, inputs).map_err(Error::wrap)?;
         let stride = linear.outputs();
         let mut out = vec![0.0; rows * stride];
         let mut offset = 0;
-        for part in &linear.parts {
-            kernels::matmul(part, &x, &mut out, stride, offset);
-            offset += part.rows();
-        }
+        let parts: Vec<(&QuantMatrix, usize)> = linear
+            .parts
+            .iter()
+            .map(|part| {
+                offset += part.rows();
+                (part, offset - part.rows())
+            })
+            .collect();
+        kernels::matmul_parts(&parts, &x, &mut out, stride).map_err(Error::wrap)?;
         if let Some(bias) = &linear.bias {
             for row in out.chunks_exact_mut(stride) {
                 row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
@@ -93,11 +101,8 @@ impl CustomOp1 for RmsNorm<'_> {
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let x = contiguous::<f32>(x, layout)?;
-        if x.len() % self.weight.len() != 0 {
-            bail!("rms-norm: rows of {:?} with weights for {}", layout.shape(), self.weight.len());
-        }
         let mut out = vec![0.0; x.len()];
-        kernels::rms_norm(self.isa, x, self.weight, self.eps, &mut out);
+        kernels::rms_norm(self.isa, x, self.weight, self.eps, &mut out).map_err(Error::wrap)?;
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 }
@@ -119,12 +124,15 @@ impl CustomOp1 for Gated {
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (rows, width) = layout.shape().dims2()?;
-        let x = contiguous::<f32>(x, layout)?;
+        let data = contiguous::<f32>(x, layout)?;
+        let half = |offset| Columns { data, stride: width, offset, width: width / 2 };
+        let (gate, up) = (half(0), half(width / 2));
         let mut out = vec![0.0; rows * (width / 2)];
         match self.activation {
-            Activation::Silu => kernels::silu_mul(self.isa, x, width / 2, &mut out),
-            Activation::GeluTanh => kernels::gelu_tanh_mul(self.isa, x, width / 2, &mut out),
+            Activation::Silu => kernels::silu_mul(self.isa, gate, up, &mut out),
+            Activation::GeluTanh => kernels::gelu_tanh_mul(self.isa, gate, up, &mut out),
         }
+        .map_err(Error::wrap)?;
         Ok((CpuStorage::F32(out), (rows, width / 2).into()))
     }
 }
@@ -175,25 +183,14 @@ impl InplaceOp1 for Rotate<'_> {
 
     fn cpu_fwd(&self, qkv: &mut CpuStorage, layout: &Layout) -> Result<()> {
         let g = &self.g;
-        let (rows, width) = layout.shape().dims2()?;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = g.shape;
+        let (_, width) = layout.shape().dims2()?;
         let qkv = contiguous_mut(qkv, layout)?;
-        if width != g.width() {
-            bail!("rotate: rows of {width} for {} heads", g.shape.heads);
-        }
         if let Some((q_norm, k_norm)) = self.norms {
-            let mut normed = vec![0.0; g.queries().max(g.keys())];
-            for row in qkv.chunks_exact_mut(width) {
-                let (q, rest) = row.split_at_mut(g.queries());
-                for (part, weight) in [(q, q_norm), (&mut rest[..g.keys()], k_norm)] {
-                    let out = &mut normed[..part.len()];
-                    kernels::rms_norm(g.isa, part, weight, g.eps, out);
-                    part.copy_from_slice(out);
-                }
-            }
+            kernels::rms_norm_heads(g.isa, qkv, width, 0, heads, q_norm, g.eps).map_err(Error::wrap)?;
+            kernels::rms_norm_heads(g.isa, qkv, width, g.queries(), kv_heads, k_norm, g.eps).map_err(Error::wrap)?;
         }
-        let heads = g.shape.heads + g.shape.kv_heads;
-        kernels::rope(qkv, rows, width, heads, self.rope, g.interleaved);
-        Ok(())
+        kernels::rope(qkv, width, 0, heads + kv_heads, head_dim, self.rope, g.interleaved).map_err(Error::wrap)
     }
 }
 
@@ -209,24 +206,17 @@ struct WriteKv<'a> {
     slots: &'a [u32],
 }
 
-impl InplaceOpN<1> for WriteKv<'_> {
+impl InplaceOp2 for WriteKv<'_> {
     fn name(&self) -> &'static str {
         "write-kv"
     }
 
-    fn cpu_fwd(
-        &self,
-        cache: &mut CpuStorage,
-        cache_layout: &Layout,
-        sources: [(&CpuStorage, &Layout); 1],
-    ) -> Result<()> {
-        let [(qkv, layout)] = sources;
+    fn cpu_fwd(&self, cache: &mut CpuStorage, cache_layout: &Layout, qkv: &CpuStorage, layout: &Layout) -> Result<()> {
         let (CpuStorage::F16(cache), true) = (cache, cache_layout.is_contiguous()) else {
             bail!("write-kv: the cache is not a contiguous f16 tensor");
         };
         let qkv = contiguous::<f32>(qkv, layout)?;
-        kernels::write_kv(&self.g.shape, cache, qkv, self.g.width(), self.offset, self.slots);
-        Ok(())
+        kernels::write_kv(&self.g.shape, cache, qkv, self.g.width(), self.offset, self.slots).map_err(Error::wrap)
     }
 }
 
@@ -270,7 +260,7 @@ impl CustomOp3 for Attention<'_> {
             })
             .collect();
         let mut out = vec![0.0; rows * g.queries()];
-        kernels::attention(g.isa, &g.shape, qkv, g.width(), 0, keys, values, &spans, &mut out);
+        kernels::attention(g.isa, &g.shape, qkv, g.width(), 0, keys, values, &spans, &mut out).map_err(Error::wrap)?;
         Ok((CpuStorage::F32(out), (rows, g.queries()).into()))
     }
 }

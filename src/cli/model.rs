@@ -1,27 +1,14 @@
 //! From `--model`, `--device` and `--threads` to an opened model.
 
-use std::io::IsTerminal;
-
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
-use weaklink_models::fetch::{FetchOptions, Fetcher, ModelSpec};
 
-use super::ModelArgs;
+use super::{ModelArgs, pull};
 use crate::engine::load::OpenModel;
 
 /// Finds (and where needed fetches) the model that the arguments name, and opens it.
 pub(crate) fn open(args: &ModelArgs) -> anyhow::Result<OpenModel> {
     device(&args.device)?;
-    let spec: ModelSpec = args.model.parse()?;
-    let fetcher = Fetcher::new(FetchOptions { offline: args.offline, ..FetchOptions::default() })?;
-    let bar = bar();
-    let local = fetcher.resolve(&spec, &mut |progress| {
-        bar.set_length(progress.total.unwrap_or(0));
-        bar.set_message(progress.file.to_owned());
-        bar.set_position(progress.done);
-    });
-    bar.finish_and_clear();
-    OpenModel::open(&local?)
+    OpenModel::open(&pull::resolve(&args.model, args.offline)?)
 }
 
 /// Threads that compute: as asked for, or one a core.
@@ -42,13 +29,4 @@ fn device(device: &str) -> anyhow::Result<()> {
         }
         other => bail!("--device {other}: give auto, cpu or cuda:N"),
     }
-}
-
-/// A bar on a terminal, nothing elsewhere.
-pub(crate) fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

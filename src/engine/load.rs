@@ -1,7 +1,8 @@
 //! From a model's files to a running engine: identity, memory plan, weights, thread.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -130,9 +131,7 @@ impl OpenModel {
     pub fn identity(&self) -> anyhow::Result<ModelIdentity> {
         let mut hash = Sha256::new();
         for file in &self.files {
-            File::open(file)
-                .and_then(|mut bytes| std::io::copy(&mut bytes, &mut hash))
-                .with_context(|| file.display().to_string())?;
+            hash_file(file, &mut hash).with_context(|| file.display().to_string())?;
         }
         Ok(ModelIdentity {
             name: self.name.clone(),
@@ -249,6 +248,17 @@ fn quantization(gguf: &Gguf) -> String {
     }
     counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
     counts.iter().map(|(name, count)| format!("{name}×{count}")).collect::<Vec<_>>().join(" ")
+}
+
+fn hash_file(path: &Path, hash: &mut Sha256) -> std::io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(()),
+            n => hash.update(&buffer[..n]),
+        }
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,0 +1,5 @@
+//! The one integration binary: each module tests a part of weaklink from outside.
+
+mod engine;
+mod models;
+mod support;
