@@ -122,29 +122,24 @@ impl SimdOp for RmsNorm<'_> {
     }
 }
 
-/// Cosines and sines of rotary position embeddings.
+/// Cosines and sines of rotary position embeddings, for the rows of one batch.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     pairs: usize,
-    /// `[position][pair]` of (cos, sin).
+    /// `[row][pair]` of (cos, sin).
     angles: Vec<(f32, f32)>,
 }
 
 impl RopeTable {
-    /// Angles `position · inv_freq[i]` for `positions` positions; both parts are multiplied by `scale` (1 unless the
-    /// model scales its attention).
-    ///
-    /// # Errors
-    /// If the table's size overflows.
-    pub fn new(inv_freq: &[f32], positions: usize, scale: f32) -> Result<Self, KernelError> {
-        let mut angles = Vec::with_capacity(area("rope table", positions, inv_freq.len())?);
-        for position in 0..positions {
-            for freq in inv_freq {
-                let (sin, cos) = (position as f64 * f64::from(*freq)).sin_cos();
-                angles.push((cos as f32 * scale, sin as f32 * scale));
-            }
-        }
-        Ok(Self { pairs: inv_freq.len(), angles })
+    /// Angles `positions[row] · frequencies[pair]`, computed in f64: at position 100,000 an f32 angle
+    /// would be off by 0.004.
+    pub fn new(positions: &[u32], frequencies: &[f64]) -> Self {
+        let angle = |position: u32, frequency: f64| {
+            let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+            (cos as f32, sin as f32)
+        };
+        let row = |&position: &u32| frequencies.iter().map(move |&frequency| angle(position, frequency));
+        Self { pairs: frequencies.len(), angles: positions.iter().flat_map(row).collect() }
     }
 
     /// Elements of a head that are rotated.
@@ -152,39 +147,34 @@ impl RopeTable {
         2 * self.pairs
     }
 
-    /// Positions the table reaches.
-    pub fn positions(&self) -> usize {
-        self.angles.len().checked_div(self.pairs).unwrap_or(usize::MAX)
+    /// Rows of the batch.
+    pub fn rows(&self) -> usize {
+        self.angles.len().checked_div(self.pairs).unwrap_or(0)
     }
 }
 
 /// Rotates, in place, the first [`RopeTable::rotary_dim`] elements of each of `heads` neighbouring heads of
-/// `head_dim` elements, from column `offset` of rows of `stride` elements; row r is at `positions[r]`.
+/// `head_dim` elements, from column `offset` of rows of `stride` elements.
 ///
 /// Pairs are elements (2i, 2i+1) if `interleaved`, else (i, i + rotary_dim/2).
 ///
 /// # Errors
-/// If shapes do not fit or a position lies beyond the table.
-#[allow(clippy::too_many_arguments, reason = "the shape of a strided view and of its heads, once a layer")]
+/// If shapes do not fit.
 pub fn rope(
     x: &mut [f32],
     stride: usize,
     offset: usize,
     heads: usize,
     head_dim: usize,
-    positions: &[u32],
     table: &RopeTable,
     interleaved: bool,
 ) -> Result<(), KernelError> {
     let end = area("rope: columns", heads, head_dim)?.saturating_add(offset);
     check_range("rope: end of the heads in a row", stride, end)?;
     check_range("rope: rotated elements of a head", head_dim, table.rotary_dim())?;
-    check_len("rope: x against rows of positions", area("rope: x", positions.len(), stride)?, x.len())?;
-    if let Some(last) = positions.iter().max() {
-        check_range("rope: position + 1", table.positions(), *last as usize + 1)?;
-    }
+    check_len("rope: x against rows of the table", area("rope: x", table.rows(), stride)?, x.len())?;
     for_rows("rope: x", x, stride, |row, x| {
-        let angles = &table.angles[positions[row] as usize * table.pairs..][..table.pairs];
+        let angles = &table.angles[row * table.pairs..][..table.pairs];
         for head in x[offset..end].chunks_exact_mut(head_dim.max(1)) {
             let rotated = &mut head[..2 * table.pairs];
             if interleaved {
@@ -318,21 +308,21 @@ mod tests {
 
     #[test]
     fn rope_rotates_both_pairings() {
-        let inv_freq = [1.0f32, 0.25, 0.01];
-        let table = RopeTable::new(&inv_freq, 50, 1.0).expect("small");
+        let inv_freq = [1.0f64, 0.25, 0.01];
         let (heads, head_dim, offset, stride) = (3, 8, 2, 27); // the last two elements of a head stay
         let positions = [0u32, 49, 7];
+        let table = RopeTable::new(&positions, &inv_freq);
         for interleaved in [false, true] {
             let before = floats(3 * stride, 5);
             let mut x = before.clone();
-            rope(&mut x, stride, offset, heads, head_dim, &positions, &table, interleaved).expect("shapes fit");
+            rope(&mut x, stride, offset, heads, head_dim, &table, interleaved).expect("shapes fit");
             let mut expected: Vec<f64> = before.iter().map(|x| f64::from(*x)).collect();
             for (row, position) in positions.iter().enumerate() {
                 for head in 0..heads {
                     for (i, freq) in inv_freq.iter().enumerate() {
                         let base = row * stride + offset + head * head_dim;
                         let (a, b) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + 3) };
-                        let (sin, cos) = (f64::from(*position) * f64::from(*freq)).sin_cos();
+                        let (sin, cos) = (f64::from(*position) * freq).sin_cos();
                         let (xa, xb) = (f64::from(before[base + a]), f64::from(before[base + b]));
                         expected[base + a] = xa * cos - xb * sin;
                         expected[base + b] = xa * sin + xb * cos;
@@ -344,11 +334,11 @@ mod tests {
             }
         }
         let mut x = vec![0.0; 27];
-        let error = rope(&mut x, 27, 2, 3, 8, &[50], &table, false).unwrap_err().to_string();
-        assert_eq!(error, "rope: position + 1: 51 is outside the accepted range, at most 50");
-        assert!(rope(&mut x, 25, 2, 3, 8, &[0], &table, false).is_err());
-        assert!(rope(&mut x, 27, 2, 3, 8, &[0, 1], &table, false).is_err());
-        assert!(rope(&mut x, 27, 2, 5, 5, &[0], &table, false).is_err());
+        let table = RopeTable::new(&[50], &inv_freq);
+        let error = rope(&mut x, 25, 2, 3, 8, &table, false).unwrap_err().to_string();
+        assert_eq!(error, "rope: end of the heads in a row: 26 is outside the accepted range, at most 25");
+        assert!(rope(&mut x, 27, 2, 3, 8, &RopeTable::new(&[50, 51], &inv_freq), false).is_err());
+        assert!(rope(&mut x, 27, 2, 5, 5, &table, false).is_err());
     }
 
     #[test]
