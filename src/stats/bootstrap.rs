@@ -115,7 +115,7 @@ impl Bootstrap {
         let pair = |(a, b): (usize, usize)| PairedDifference {
             a,
             b,
-            difference: corrected.difference(&formats[a], &formats[b]),
+            difference: corrected.share_difference(&formats[a], &formats[b]),
         };
         pairs(formats.len()).map(pair).collect()
     }
