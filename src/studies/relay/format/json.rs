@@ -1,7 +1,14 @@
 //! JSON messages, read with the place of every value and with duplicate keys seen.
 
+use std::collections::HashMap;
+
 use super::{Keys, Pair, one_line};
 use crate::studies::relay::corpus::{FactKind, Item};
+
+/// The last bytes of a path that are kept. Names are shorter; without a limit a message could grow without bound.
+const MAX_PATH_BYTES: usize = 400;
+/// An object with more entries is a table, whose values say nothing of each other.
+const MAX_SIBLINGS: usize = 16;
 
 const GROUPS: [&str; 5] = ["personnel", "quantities", "constraints", "dependencies", "prohibitions"];
 
@@ -13,6 +20,11 @@ fn group(kind: FactKind) -> usize {
         FactKind::Dependency => 3,
         FactKind::Prohibition => 4,
     }
+}
+
+fn clipped(path: &str) -> &str {
+    let from = path.len().saturating_sub(MAX_PATH_BYTES);
+    (from..path.len()).find_map(|at| path.get(at..)).unwrap_or_default()
 }
 
 pub(super) fn render(title: &str, item: &Item) -> String {
@@ -83,7 +95,8 @@ impl Walk<'_> {
             self.skip(b':');
             let single = !matches!(self.peek(), b'{' | b'[');
             let (start, first) = (self.at, self.pairs.len());
-            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let inner =
+                if path.is_empty() { clipped(&key).to_owned() } else { clipped(&format!("{path}.{key}")).to_owned() };
             self.value(&inner, false);
             entries.push(Entry { key, raw: (start, self.at), pairs: (first, self.pairs.len()), single });
             self.skip(b',');
@@ -96,9 +109,11 @@ impl Walk<'_> {
     }
 
     fn mark_duplicates(&mut self, entries: &[Entry]) {
+        let mut by_key = HashMap::<&str, Vec<&Entry>>::new();
+        entries.iter().for_each(|entry| by_key.entry(&entry.key).or_default().push(entry));
         let raw = |entry: &Entry| self.text[entry.raw.0..entry.raw.1].trim_end();
-        let twin = |entry: &Entry| entries.iter().any(|other| other.key == entry.key && raw(other) != raw(entry));
-        let marked: Vec<(usize, usize)> = entries.iter().filter(|e| twin(e)).map(|e| e.pairs).collect();
+        let differ = |twins: &&Vec<&Entry>| twins.iter().any(|entry| raw(entry) != raw(twins[0]));
+        let marked: Vec<(usize, usize)> = by_key.values().filter(differ).flatten().map(|entry| entry.pairs).collect();
         for (first, last) in marked {
             self.pairs[first..last].iter_mut().for_each(|pair| pair.duplicate = true);
         }
@@ -106,6 +121,9 @@ impl Walk<'_> {
 
     fn share_context(&mut self, entries: &[Entry]) {
         let singles = || entries.iter().filter(|entry| entry.single && entry.pairs.0 < entry.pairs.1);
+        if entries.len() > MAX_SIBLINGS {
+            return;
+        }
         let values: Vec<String> = singles().map(|entry| self.pairs[entry.pairs.0].value.clone()).collect();
         for (i, entry) in singles().enumerate() {
             let others = values.iter().enumerate().filter(|&(k, _)| k != i).map(|(_, value)| value.as_str());

@@ -5,6 +5,7 @@ use crate::score::text::same;
 
 /// A longer key is a sentence.
 const MAX_KEY_WORDS: usize = 10;
+const MAX_KEY_BYTES: usize = 400;
 
 pub(super) fn triples(message: &str, range: (usize, usize)) -> Result<Vec<Pair>, String> {
     let pairs = lines(message, range).filter_map(|line| {
@@ -42,7 +43,7 @@ fn lines(message: &str, (start, end): (usize, usize)) -> impl Iterator<Item = &s
 /// Splits at the first colon that ends a key: followed by white space or the line's end, or preceded by one plain
 /// identifier. So `14:35` is no key, and `port:8443` is one.
 fn split_key(line: &str) -> Option<(&str, &str)> {
-    line.match_indices(':').find_map(|(at, _)| {
+    line.match_indices(':').take_while(|&(at, _)| at <= MAX_KEY_BYTES).find_map(|(at, _)| {
         let (key, value) = (line[..at].trim_matches(['*', '`', '"', '\'']).trim(), &line[at + 1..]);
         let identifier = key.starts_with(|c: char| c.is_alphabetic() || c == '_')
             && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
