@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::format::Format;
+
 /// Stored as the study's name; the first part of every trial's key.
 pub const STUDY: &str = "relay";
 
@@ -54,10 +56,10 @@ pub enum CorpusSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedFormat {
-    /// Its name, as `--formats` takes it.
-    pub name: String,
-    /// SHA-256 of a hop's conversation around an empty message, in hex: the
-    /// instruction, the exemplar and their order are all in it.
+    /// All of it: a stored run can be scored and shown when the file is gone.
+    pub format: Format,
+    /// SHA-256 of what its hops are shown beside the messages, in hex: the
+    /// instruction, the exemplars and their order are all in it.
     pub prompt_sha256: String,
 }
 
@@ -115,7 +117,7 @@ impl RelayPlan {
                         study: self.study.clone(),
                         condition: condition.clone(),
                         item: item.clone(),
-                        format: format.name.clone(),
+                        format: format.format.name.clone(),
                         model: self.model.sha256.clone(),
                         replicate,
                         seed: self.seed,
@@ -124,6 +126,14 @@ impl RelayPlan {
             }
         }
         trials
+    }
+
+    /// The seed that exemplars keep away from: the corpus's own, or the run's.
+    pub fn corpus_seed(&self) -> u64 {
+        match self.corpus {
+            CorpusSource::Generated { seed } => seed,
+            CorpusSource::File { .. } => self.seed,
+        }
     }
 
     /// Every setting in which `now` differs from this stored plan, one line each:
@@ -226,6 +236,11 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    fn format(name: &str) -> PlannedFormat {
+        let format = Format::by_name(name).expect("a built-in format");
+        PlannedFormat { format, prompt_sha256: "00".into() }
+    }
+
     fn plan() -> RelayPlan {
         RelayPlan {
             study: STUDY.into(),
@@ -239,9 +254,7 @@ mod tests {
             },
             device: "cpu".into(),
             isa: "avx2".into(),
-            formats: ["kv", "json"]
-                .map(|name| PlannedFormat { name: name.into(), prompt_sha256: "00".into() })
-                .to_vec(),
+            formats: vec![format("kv"), format("json")],
             corpus: CorpusSource::Generated { seed: 7 },
             items: 2,
             items_sha256: "11".into(),
