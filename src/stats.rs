@@ -1,1 +1,3 @@
-//! (to be written: stats)
+//! Statistics.
+
+pub mod draw;
