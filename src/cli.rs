@@ -101,7 +101,8 @@ fn refuse(error: &clap::Error) -> ExitCode {
         error.exit()
     }
     let text = error.to_string();
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let lines =
+        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     eprintln!("weaklink: {} (see --help)", line.trim_start_matches("error: "));
     ExitCode::from(2)

@@ -21,8 +21,8 @@ mod error;
 mod folder;
 pub use error::StoreError;
 use error::fault;
-pub use folder::RunFolder;
 use folder::DATABASE;
+pub use folder::RunFolder;
 
 const SCHEMA: &str = include_str!("schema.sql");
 /// Stands in SQLite's `user_version`; goes up with every change of the schema.

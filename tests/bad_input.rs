@@ -40,8 +40,7 @@ fn every_bad_setting_of_a_relay_is_one_clear_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let at = |name: &str| dir.path().join(name);
     write_corpus(&at("good.jsonl"), 8);
-    let mut lines: Vec<_> =
-        fs::read_to_string(at("good.jsonl")).expect("a file").lines().map(str::to_owned).collect();
+    let mut lines: Vec<_> = fs::read_to_string(at("good.jsonl")).expect("a file").lines().map(str::to_owned).collect();
     lines[6] = "{\"id\": 7".into();
     fs::write(at("line7.jsonl"), lines.join("\n")).expect("a file");
     fs::write(at("empty.jsonl"), "").expect("a file");
@@ -73,8 +72,11 @@ fn every_bad_setting_of_a_relay_is_one_clear_line() {
         let error = refused(dir.path(), &args);
         assert!(parts.iter().all(|part| error.contains(part)), "{args:?}: {error}");
     }
-    let out: [(&str, &str); 3] =
-        [("file/run", "cannot write in file/run"), ("/proc/run", "cannot write in /proc/run"), ("taken", "already holds a run")];
+    let out: [(&str, &str); 3] = [
+        ("file/run", "cannot write in file/run"),
+        ("/proc/run", "cannot write in /proc/run"),
+        ("taken", "already holds a run"),
+    ];
     for (folder, part) in out {
         let error = refused(dir.path(), &["relay", "--quick", "--offline", "--out", folder]);
         assert!(error.contains(part), "{folder}: {error}");

@@ -62,8 +62,11 @@ fn a_hop_reads_the_message_before_it_and_nothing_else() {
                 assert_eq!(request.sampling.temperature, 0.7);
                 let Prompt::Messages(prompt) = &request.prompt else { panic!("a relay sends messages") };
                 let roles: Vec<_> = prompt.iter().map(|message| message.role).collect();
-                let expected: &[_] =
-                    if shots == 0 { &[Role::System, Role::User] } else { &[Role::System, Role::User, Role::Assistant, Role::User] };
+                let expected: &[_] = if shots == 0 {
+                    &[Role::System, Role::User]
+                } else {
+                    &[Role::System, Role::User, Role::Assistant, Role::User]
+                };
                 assert_eq!(roles, expected);
                 let row = &stored[&(trial.key(), hop)];
                 assert_eq!(row.seed, trial.hop_seed(hop));

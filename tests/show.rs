@@ -4,11 +4,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+use weaklink::generate::GenerateError;
 use weaklink::store::{FailureRow, HopRow, Store};
 use weaklink::studies::relay::prepare::Settings;
 use weaklink::studies::relay::table::Summary;
 
-use crate::support::{begin, forgetful, model, plan, settings};
+use crate::support::{begin, finish, forgetful, model, plan, settings};
 
 fn fact(id: &str, kind: &str, relation: &str, value: &str, answer_type: &str, distractor: &str) -> Value {
     json!({"id": id, "kind": kind, "subject": "cutover", "relation": relation, "value": value, "surface": value,
@@ -67,8 +68,7 @@ fn known_run(dir: &Path) -> std::path::PathBuf {
     add(("free", "a", 2, "Ann Lee, port 9090, \u{1b}[2J\u{7} 3 May 2030\nend", 30, 103.0, 104.0));
     add(("free", "b", 2, "Bob Day, 7070, QZ-23", 40, 104.0, 105.0));
     add(("kv", "b", 1, "Bob Day and 7070", 50, 106.0, 107.0));
-    let failure =
-        FailureRow { trial: key("kv", "a"), hop: 1, kind: "too_long".into(), detail: "does not fit".into() };
+    let failure = FailureRow { trial: key("kv", "a"), hop: 1, kind: "too_long".into(), detail: "does not fit".into() };
     store.add_failure(&failure).expect("a failure");
     run
 }
@@ -116,9 +116,9 @@ fn the_json_document_has_the_hand_computed_measures() {
     for absent in [&free["hops"][0]["bound_recall"], &free["hops"][0]["qa_recall"], &kv["drift"], &kv["retention"]] {
         assert_eq!(*absent, Value::Null);
     }
-    let ci = free["hops"][0]["ci"].as_array().expect("an interval of two items");
-    let (low, high) = (ci[0].as_f64().expect("a number"), ci[1].as_f64().expect("a number"));
-    assert!(0.75 <= low && low <= 0.875 && 0.875 <= high && high <= 1.0, "{ci:?}");
+    // Two items give means of 0.75, 0.875 and 1 in a quarter, half and quarter of the resamples.
+    let ci = &free["hops"][0]["ci"];
+    assert!(close(&ci[0], 0.75) && close(&ci[1], 1.0), "{ci}");
 
     let first = &kv["hops"][0];
     assert!(close(&first["string_recall"], 0.5) && close(&first["bound_recall"], 0.0));
@@ -134,7 +134,15 @@ fn the_tables_name_what_failed_and_what_is_unfinished() {
     let dir = tempfile::tempdir().expect("a folder");
     known_run(dir.path());
     let text = stdout(&weaklink(dir.path(), &["show", "run"], true));
-    for part in ["87.5 [", "62.5 [", "57.1", "1 chain failed", "1 chain unfinished: weaklink resume run", "failed: too_long", "unfinished"] {
+    for part in [
+        "87.5 [",
+        "62.5 [",
+        "57.1",
+        "1 chain failed",
+        "1 chain unfinished: weaklink resume run",
+        "failed: too_long",
+        "unfinished",
+    ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
     assert!(!text.contains("NaN") && !text.contains('\u{1b}'));
@@ -165,6 +173,28 @@ fn a_chain_is_shown_hop_by_hop_and_cannot_command_the_terminal() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2));
         assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_run_with_nothing_left_is_resumed_without_a_model() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = model(forgetful);
+    for (name, failing, code) in [("whole", usize::MAX, 0), ("failed", 0, 1)] {
+        let relay = plan(Settings { items: Some(1), replicates: 1, ..settings() }, &model);
+        let store = begin(&relay, &dir.path().join(name));
+        let seed = relay.trials().get(failing).map(|trial| trial.hop_seed(2));
+        let model = crate::support::model(move |request| match seed {
+            Some(seed) if seed == request.seed => Err(GenerateError::NotANumber { index: 3 }),
+            _ => forgetful(request),
+        });
+        finish(&relay, &model, &store, 2);
+        drop(store);
+        let output = weaklink(dir.path(), &["resume", name, "--json"], false);
+        assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+        let document: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        assert_eq!(document["failed"], code);
+        assert_eq!(document["run"], name);
     }
 }
 

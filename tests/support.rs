@@ -23,7 +23,7 @@ pub fn forgetful(request: &Request) -> Result<Completion, GenerateError> {
     let text = serde_json::to_string(request).expect("a request has a JSON form");
     let hash = Sha256::digest(text.as_bytes());
     let words = message_of(request).split_whitespace().filter(|word| !word.starts_with('#'));
-    let kept = words.enumerate().filter(|(index, _)| (hash[index % 32] as usize + index) % 10 != 0);
+    let kept = words.enumerate().filter(|(index, _)| !(hash[index % 32] as usize + index).is_multiple_of(10));
     let mut kept: Vec<_> = kept.map(|(_, word)| word.to_owned()).collect();
     kept.push(format!("#{:02x}{:02x}{:02x}{:02x}", hash[0], hash[1], hash[2], hash[3]));
     Ok(Completion {
@@ -38,9 +38,7 @@ pub fn forgetful(request: &Request) -> Result<Completion, GenerateError> {
     })
 }
 
-pub fn model(
-    program: impl Fn(&Request) -> Result<Completion, GenerateError> + Send + Sync + 'static,
-) -> Model {
+pub fn model(program: impl Fn(&Request) -> Result<Completion, GenerateError> + Send + Sync + 'static) -> Model {
     Model {
         backend: Backend::Program(Arc::new(program)),
         identity: ModelIdentity {

@@ -126,14 +126,18 @@ pub(crate) fn run(args: RelayArgs) -> anyhow::Result<ExitCode> {
         seed: args.seed,
     };
     let draft = settings.resolve()?;
-    let folder = match &out.out {
-        Some(dir) => RunFolder::claim_new(dir)?,
-        None => RunFolder::claim_next(Path::new("runs"), "relay")?,
+    let claim = || match &out.out {
+        Some(dir) => RunFolder::claim_new(dir),
+        None => RunFolder::claim_next(Path::new("runs"), "relay"),
     };
-    let dir = folder.path().to_owned();
+    // A folder that cannot be had is found out before the model is loaded, and not
+    // held meanwhile: who stops the program while it loads finds no empty folder.
+    drop(claim()?);
     let model = load(model_args)?;
     let relay = draft.plan(&model);
     relay.check_fit(&model)?;
+    let folder = claim()?;
+    let dir = folder.path().to_owned();
     let store = relay.begin(folder)?;
     store.begin_session(&Session::new(model_args, work))?;
     go_on(&relay, &model, &store, &dir, work)

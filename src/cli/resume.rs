@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::ModelArgs;
-use super::relay::{Session, WorkArgs, go_on, load};
+use super::relay::{Session, WorkArgs, go_on, load, print};
 use crate::store::Store;
 use crate::studies::relay::prepare::Relay;
 
@@ -39,6 +39,15 @@ pub(crate) fn run(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let dir = folder_of(&args.run);
     let store = Store::open(dir)?;
     let relay = Relay::stored(&store).with_context(|| format!("cannot go on with {}", dir.display()))?;
+    let progress = relay.progress(&store)?;
+    if progress.hops_left == 0 {
+        // Nothing to make, so no model to load.
+        if !store.finished()? {
+            store.finish(progress.chains, progress.failed)?;
+        }
+        print(&store, dir, args.work.json)?;
+        return Ok(ExitCode::from(u8::from(progress.failed > 0)));
+    }
     let before: Session = store.last_session()?.context("the run does not say which model it was begun with")?;
     let model_args = ModelArgs {
         model: args.model.unwrap_or(before.model),

@@ -105,7 +105,8 @@ impl Run {
     }
 
     fn list(&self) -> anyhow::Result<String> {
-        let mut rows = vec![["chain", "format", "item", "replicate", "hops", "facts kept", "state"].map(str::to_owned).to_vec()];
+        let mut rows =
+            vec![["chain", "format", "item", "replicate", "hops", "facts kept", "state"].map(str::to_owned).to_vec()];
         for trial in &self.trials {
             let hops = self.hops_of(trial);
             let (item, format) = self.named(trial)?;
@@ -139,8 +140,16 @@ impl Run {
         writeln!(text, "{}", marked(&item.brief, &score(item, &prose(format), &item.brief), paint))?;
         for hop in self.hops_of(trial) {
             let fates = score(item, format, &hop.message);
-            let mut title = format!("hop {}: {}/{} facts kept, {} tokens", hop.hop, kept(&fates), fates.facts.len(), hop.generated_tokens);
-            for (flag, what) in [(hop.truncated, "truncated"), (hop.cut_in_char, "cut inside a character"), (hop.invalid, "invalid")] {
+            let mut title = format!(
+                "hop {}: {}/{} facts kept, {} tokens",
+                hop.hop,
+                kept(&fates),
+                fates.facts.len(),
+                hop.generated_tokens
+            );
+            for (flag, what) in
+                [(hop.truncated, "truncated"), (hop.cut_in_char, "cut inside a character"), (hop.invalid, "invalid")]
+            {
                 if flag {
                     write!(title, ", {what}")?;
                 }

@@ -51,14 +51,18 @@ impl RunFolder {
     /// # Errors
     /// When `parent` cannot be written.
     pub fn claim_next(parent: &Path, stem: &str) -> Result<Self, StoreError> {
-        let mut path = parent.to_owned();
-        for number in 1.. {
-            path = parent.join(format!("{stem}-{number:04}"));
+        let mut number = 1;
+        loop {
+            let path = parent.join(format!("{stem}-{number:04}"));
             if !path.exists() {
-                break;
+                match Self::claim_new(&path) {
+                    // Another process was quicker.
+                    Err(StoreError::Locked { .. } | StoreError::Occupied { .. }) => {}
+                    claim => return claim,
+                }
             }
+            number += 1;
         }
-        Self::claim_new(&path)
     }
 
     /// Claims a folder that holds a run.

@@ -37,8 +37,7 @@ fn create(dir: &Path) -> Result<Store, StoreError> {
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).expect("a readable folder");
-    let mut names: Vec<_> =
-        entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }
@@ -150,7 +149,11 @@ fn a_file_that_is_no_run_is_refused_in_one_line() {
     let mut other = bytes.clone();
     other[68..72].fill(0); // application_id
     let cases: [(&str, &[u8], &str); 6] = [
-        ("text", b"hello, this is not a database, however long the text goes on; and on; and on; and on; and on", "not an SQLite file"),
+        (
+            "text",
+            b"hello, this is not a database, however long the text goes on; and on; and on; and on; and on",
+            "not an SQLite file",
+        ),
         ("empty", b"", "of another program"),
         ("other", &other, "of another program"),
         ("newer", &newer, "layout is version 99, this weaklink reads version 1"),

@@ -15,6 +15,14 @@ use super::plan::Trial;
 use super::prepare::Relay;
 
 impl Relay {
+    /// How far the run in `store` is.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn progress(&self, store: &Store) -> Result<Progress, StoreError> {
+        Ok(self.unfinished(store)?.1)
+    }
+
     /// Makes every hop that is not in `store` yet, `batch` chains at once.
     ///
     /// Each hop is stored before its message is passed on. A hop that ends without
@@ -99,7 +107,8 @@ impl Relay {
         }
         let failures = store.failures()?.into_iter();
         let failed: HashMap<_, _> = failures.map(|failure| (failure.trial, failure.kind)).collect();
-        let items: HashMap<_, _> = self.items.iter().enumerate().map(|(index, item)| (item.id.as_str(), index)).collect();
+        let items: HashMap<_, _> =
+            self.items.iter().enumerate().map(|(index, item)| (item.id.as_str(), index)).collect();
         let mut waiting = VecDeque::new();
         for trial in self.trials() {
             progress.chains += 1;

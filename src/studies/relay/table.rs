@@ -163,19 +163,19 @@ fn summarize(chains: &[&Chain], hops: u32, bootstrap: Bootstrap) -> FormatSummar
     let summaries: Vec<_> = (1..=hops).map(|hop| summarize_hop(chains, hop, bootstrap)).collect();
     // A chain of one hop drifts nowhere: there is nothing to compare.
     let ends: Vec<_> = chains.iter().filter(|_| hops > 1).filter_map(|chain| ends(chain, hops)).collect();
-    let recall = |end: fn(&Ends) -> &MessageScore| item_means(ends.iter().map(|e| (e.chain, end(e).string_recall)));
-    let facts = |end: fn(&Ends) -> &MessageScore| {
-        let right = |e| (e, end(e).facts.iter().map(|fact| fact.string).collect::<Vec<_>>());
-        by_item(ends.iter().map(right).map(|(e, facts)| (e.chain, facts))).into_iter().map(|f| f.concat()).collect()
+    let recall = |end: usize| item_means(ends.iter().map(|(chain, scores)| (*chain, scores[end].string_recall)));
+    let right = |end: usize| {
+        let of_chain = |score: &MessageScore| score.facts.iter().map(|fact| fact.string).collect::<Vec<_>>();
+        let chains = by_item(ends.iter().map(|(chain, scores)| (*chain, of_chain(scores[end]))));
+        chains.into_iter().map(|facts| facts.concat()).collect::<Vec<_>>()
     };
-    let (first, last): (Vec<_>, Vec<_>) = (facts(|ends| ends.first), facts(|ends| ends.last));
     let messages = || chains.iter().flat_map(|chain| &chain.messages);
     let tokens = messages().map(|message| message.row.generated_tokens).sum::<u64>() as f64;
     let kept = messages().map(|message| kept(&message.score)).sum::<usize>() as f64;
     FormatSummary {
         toll: summaries.first().and_then(|hop| hop.string_recall).map(|recall| 1.0 - recall),
-        drift: bootstrap.drift(&recall(|ends| ends.first), &recall(|ends| ends.last)).value,
-        retention: bootstrap.retention(&first, &last).value,
+        drift: bootstrap.drift(&recall(0), &recall(1)).value,
+        retention: bootstrap.retention(&right(0), &right(1)).value,
         tokens_per_second: ratio(tokens, busy_seconds(messages().map(|message| &message.row))),
         tokens_per_fact: ratio(tokens, kept),
         hops: summaries,
@@ -202,18 +202,11 @@ fn summarize_hop(chains: &[&Chain], hop: u32, bootstrap: Bootstrap) -> HopSummar
     }
 }
 
-/// The scores of a chain's first and last message.
-struct Ends<'a> {
-    chain: &'a Chain,
-    first: &'a MessageScore,
-    last: &'a MessageScore,
-}
-
-/// Of a chain that has both.
-fn ends<'a>(chain: &&'a Chain, hops: u32) -> Option<Ends<'a>> {
+/// A chain with the scores of its first and last message, when it has both.
+fn ends<'a>(chain: &&'a Chain, hops: u32) -> Option<(&'a Chain, [&'a MessageScore; 2])> {
     let (first, last) = (chain.messages.first()?, chain.messages.last()?);
     let whole = first.row.hop == 1 && last.row.hop == hops;
-    whole.then_some(Ends { chain, first: &first.score, last: &last.score })
+    whole.then_some((*chain, [&first.score, &last.score]))
 }
 
 fn kept(score: &MessageScore) -> usize {

@@ -25,8 +25,22 @@ impl Display for Summary {
             writeln!(f, "No intervals: one item says nothing about others.")?;
         }
 
-        writeln!(f, "\nToll (lost at hop 1), drift (lost from hop 1 to {hops}), retention (of the facts right at hop 1), bound recall at hop {hops}, all in %")?;
-        let titles = ["format", "toll", "drift", "retention", "bound", "truncated", "invalid", "tokens", "tokens/s", "tokens/fact"];
+        writeln!(
+            f,
+            "\nToll (lost at hop 1), drift (lost from hop 1 to {hops}), retention (of the facts right at hop 1), bound recall at hop {hops}, all in %"
+        )?;
+        let titles = [
+            "format",
+            "toll",
+            "drift",
+            "retention",
+            "bound",
+            "truncated",
+            "invalid",
+            "tokens",
+            "tokens/s",
+            "tokens/fact",
+        ];
         let mut rows = vec![titles.map(str::to_owned).to_vec()];
         rows.extend(self.formats.iter().map(|(name, format)| measures(name, format)));
         grid(f, &rows)?;
@@ -90,9 +104,11 @@ pub(crate) fn grid(f: &mut impl fmt::Write, rows: &[Vec<String>]) -> fmt::Result
     let widths: Vec<_> = (0..).map_while(width).collect();
     for row in rows {
         let cells = row.iter().zip(&widths).enumerate();
-        let padded = cells.map(|(column, (cell, &width))| {
-            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
+        let padded = cells.map(
+            |(column, (cell, &width))| {
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            },
+        );
         writeln!(f, "{}", padded.collect::<Vec<_>>().join("  ").trim_end())?;
     }
     Ok(())
