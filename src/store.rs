@@ -340,7 +340,14 @@ fn write_beginning(
         all.commit()?;
         connection.close().map_err(|(_, error)| error)
     };
-    write().map_err(|error| fault(path, error))
+    write().map_err(|error| match fault(path, error) {
+        // There is no run yet that could be resumed.
+        StoreError::Full { path } => {
+            let dir = path.parent().unwrap_or(&path).to_owned();
+            StoreError::Unwritable { dir, source: io::ErrorKind::StorageFull.into() }
+        }
+        other => other,
+    })
 }
 
 fn json(value: &impl Serialize) -> String {
