@@ -38,11 +38,11 @@ impl Normalized {
         drop_thousands(&mut pieces);
         let mut out = Self { chars: Vec::with_capacity(pieces.len()), spans: Vec::with_capacity(pieces.len()) };
         for piece in pieces {
-            if piece.c.is_whitespace() {
-                if let (Some(' '), Some(span)) = (out.chars.last(), out.spans.last_mut()) {
-                    span.1 = piece.end;
-                    continue;
-                }
+            if piece.c.is_whitespace()
+                && let (Some(' '), Some(span)) = (out.chars.last(), out.spans.last_mut())
+            {
+                span.1 = piece.end;
+                continue;
             }
             out.chars.push(if piece.c.is_whitespace() { ' ' } else { piece.c });
             out.spans.push((piece.start, piece.end));
