@@ -71,7 +71,10 @@ pub(crate) struct OutArgs {
 ///
 /// Exit codes: 0 ok, 1 finished but some trials failed, 2 error (one line on stderr).
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
     let result = match cli.command {
         Command::Relay(args) => relay::run(args),
         Command::Resume(args) => resume::run(args),
@@ -92,4 +95,18 @@ pub fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Prints help and versions as they are, and what clap says of bad arguments on one line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion) {
+        error.exit()
+    }
+    let text = error.to_string();
+    let lines =
+        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    eprintln!("weaklink: {} (see --help)", line.trim_start_matches("error: "));
+    ExitCode::from(2)
 }

@@ -1,5 +1,10 @@
-//! The one integration binary: each module tests a part of weaklink from outside.
+//! The one integration binary: each module tests the crates or the program from outside.
 
+mod bad_input;
 mod engine;
+mod kill;
 mod models;
+mod relay;
+mod show;
+mod stand_in;
 mod support;

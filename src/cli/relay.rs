@@ -1,11 +1,247 @@
-//! `weaklink relay` (to be written).
+//! `weaklink relay`: plans a run, drives it and prints its tables.
 
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// (to be written)
-#[derive(clap::Args)]
-pub(crate) struct RelayArgs {}
+use anyhow::{Context, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
 
-pub(crate) fn run(_args: RelayArgs) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built")
+use super::{ModelArgs, OutArgs, model, pull};
+use crate::engine::load::{LoadOptions, OpenModel};
+use crate::generate::{Backend, Prompt};
+use crate::store::{RunFolder, Store};
+use crate::studies::relay::plan::CODE;
+use crate::studies::relay::prepare::{Model, Relay, Settings};
+use crate::studies::relay::run::{Ending, Progress};
+use crate::studies::relay::table::Summary;
+
+/// Hops of a chain, and tokens of a message, unless something else is asked for.
+const HOPS: u32 = 6;
+const MAX_TOKENS: usize = 512;
+/// What `--quick` takes instead, and how many items: a look at all formats within minutes on two cores.
+const QUICK_HOPS: u32 = 3;
+const QUICK_MAX_TOKENS: usize = 384;
+const QUICK_ITEMS: usize = 2;
+
+/// Passes facts on, hop after hop, and measures what gets lost
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  weaklink relay --quick
+  weaklink relay --model qwen2.5-1.5b --formats kv,json --items 30 --out runs/weak
+  weaklink relay --corpus briefs.jsonl --hops 4 --temperature 0 --json")]
+pub(crate) struct RelayArgs {
+    /// Names of formats, or all
+    #[arg(long, value_delimiter = ',', default_value = "all", value_name = "NAMES")]
+    formats: Vec<String>,
+    /// Briefs to pass on [default: 8, or all of --corpus]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    items: Option<usize>,
+    /// Briefs of your own, one JSON item a line, in place of generated ones
+    #[arg(long, value_name = "FILE")]
+    corpus: Option<PathBuf>,
+    /// Hops of a chain [default: 6]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    hops: Option<u32>,
+    /// 0 takes the likeliest token every time
+    #[arg(long, value_name = "T", default_value_t = 0.7, allow_negative_numbers = true)]
+    temperature: f64,
+    /// Token limit of one message, the same for every format [default: 512]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    max_tokens: Option<usize>,
+    /// Worked examples before the message, 0 or 1 [default: as the model's card says]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    shots: Option<u8>,
+    /// Chains of each item and format, each with draws of its own
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    replicates: u32,
+    /// A look: 2 items, 3 hops and 384 tokens where nothing else is asked for
+    #[arg(long)]
+    quick: bool,
+    /// Root of the items and of every draw
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    work: WorkArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    out: OutArgs,
+}
+
+/// How a run is worked on; none of it changes a message.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct WorkArgs {
+    /// Chains at once
+    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true)]
+    pub batch: usize,
+    /// One JSON document on stdout in place of the tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl WorkArgs {
+    pub fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.batch > 0, "--batch is 0: at least one chain runs at a time");
+        Ok(())
+    }
+}
+
+/// The facts of a session, kept beside the plan.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Session {
+    /// The model and device as they were named: how to find them again.
+    pub model: String,
+    pub device: String,
+    pub threads: Option<usize>,
+    pub batch: usize,
+    pub code: String,
+    pub process: u32,
+}
+
+impl Session {
+    pub fn new(model: &ModelArgs, work: &WorkArgs) -> Self {
+        Self {
+            model: model.model.clone(),
+            device: model.device.clone(),
+            threads: model.threads,
+            batch: work.batch,
+            code: CODE.into(),
+            process: std::process::id(),
+        }
+    }
+}
+
+pub(crate) fn run(args: RelayArgs) -> anyhow::Result<ExitCode> {
+    let RelayArgs { work, model: model_args, out, quick, .. } = &args;
+    work.check()?;
+    let settings = Settings {
+        formats: args.formats.clone(),
+        items: args.items.or((*quick && args.corpus.is_none()).then_some(QUICK_ITEMS)),
+        corpus: args.corpus.clone(),
+        hops: args.hops.unwrap_or(if *quick { QUICK_HOPS } else { HOPS }),
+        temperature: args.temperature,
+        max_tokens: args.max_tokens.unwrap_or(if *quick { QUICK_MAX_TOKENS } else { MAX_TOKENS }),
+        shots: args.shots,
+        replicates: args.replicates,
+        seed: args.seed,
+    };
+    let draft = settings.resolve()?;
+    let claim = || match &out.out {
+        Some(dir) => RunFolder::claim_new(dir),
+        None => RunFolder::claim_next(Path::new("runs"), "relay"),
+    };
+    // A folder that cannot be had is found out before the model is loaded, and not
+    // held meanwhile: who stops the program while it loads finds no empty folder.
+    drop(claim()?);
+    let model = load(model_args, work.batch)?;
+    let relay = draft.plan(&model);
+    relay.check_fit(&model)?;
+    let folder = claim()?;
+    let dir = folder.path().to_owned();
+    let store = relay.begin(folder)?;
+    store.begin_session(&Session::new(model_args, work))?;
+    go_on(&relay, &model, &store, &dir, work)
+}
+
+/// Drives what is left of the run in `dir`, with a progress bar, and prints its tables.
+pub(super) fn go_on(
+    relay: &Relay,
+    model: &Model,
+    store: &Store,
+    dir: &Path,
+    work: &WorkArgs,
+) -> anyhow::Result<ExitCode> {
+    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = threads.context("cannot start the threads that wait for the model")?;
+    let bar = bar();
+    let report = |progress: &Progress| show_progress(&bar, progress);
+    let drive = relay.drive(&model.backend, store, work.batch, interrupt(), report);
+    let ending = runtime.block_on(drive);
+    bar.finish_and_clear();
+    // Not to wait for hops that were dropped.
+    runtime.shutdown_background();
+    match ending? {
+        // Exit code 2, as for every command that did not do what it was asked for.
+        Ending::Stopped => bail!("stopped; every finished hop is kept: go on with `weaklink resume {}`", dir.display()),
+        Ending::Finished { failed } => {
+            print(store, dir, work.json)?;
+            Ok(ExitCode::from(u8::from(failed > 0)))
+        }
+    }
+}
+
+/// Prints the tables of the run in `dir`, or its JSON document.
+pub(super) fn print(store: &Store, dir: &Path, json: bool) -> anyhow::Result<()> {
+    let summary = Summary::of(store, dir)?;
+    say(&if json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })
+}
+
+/// Writes to stdout. A reader that has seen enough (`| head`) is no error.
+pub(super) fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot write to stdout"),
+        _ => Ok(()),
+    }
+}
+
+/// Ready when the user presses Ctrl-C.
+async fn interrupt() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Without a handler the system ends the process, which is as good: the store holds every hop.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Drawn on stderr, and only where that is a terminal.
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} hops  {msg}").expect("the template is well formed");
+    ProgressBar::new(0).with_style(style)
+}
+
+fn show_progress(bar: &ProgressBar, progress: &Progress) {
+    bar.set_length(progress.hops_done + progress.hops_left);
+    bar.set_position(progress.hops_done);
+    let mut line = format!(
+        "{}/{} chains  {:.0} tokens/s  {:.0} % cached",
+        progress.chains_done,
+        progress.chains,
+        progress.tokens_per_second(),
+        100.0 * progress.cached_share()
+    );
+    if let Some(left) = progress.time_left() {
+        line += &format!("  {} left", indicatif::HumanDuration(left));
+    }
+    if progress.failed > 0 {
+        line += &format!("  {} failed", progress.failed);
+    }
+    bar.set_message(line);
+}
+
+/// Loads the model and starts its engine.
+pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
+    let options = LoadOptions { batch, threads: model::threads(args)?, context: None };
+    let local = pull::resolve(&args.model, args.offline)?;
+    let shots = local.card.as_ref().map_or(0, |card| card.shots);
+    let open = OpenModel::open(&local)?;
+    if !open.text.has_template() {
+        bail!("{} has no chat template, and a relay is a chat: choose an instruction-tuned model", open.name);
+    }
+    let memory = open.plan_memory(&options)?;
+    if args.verbose > 0 {
+        eprintln!("weaklink: {memory}");
+    }
+    let loaded = open.start(&options)?;
+    let engine = loaded.handle.clone();
+    Ok(Model {
+        backend: Backend::Local(loaded.handle.clone()),
+        identity: loaded.identity,
+        device: "cpu".into(),
+        isa: loaded.isa,
+        shots: u8::from(shots > 0),
+        context: loaded.handle.context(),
+        count_tokens: Box::new(move |messages| Ok(engine.prompt_ids(&Prompt::Messages(messages.to_vec()))?.len())),
+    })
 }

@@ -21,6 +21,7 @@ use super::{EngineHandle, EngineLimits};
 
 /// What makes one model's text differ from another's. Part of every plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelIdentity {
     /// Name of the card, or of the file.
     pub name: String,
@@ -85,6 +86,18 @@ impl MemoryPlan {
     /// All of it.
     pub fn total(&self) -> u64 {
         self.weights + self.cache + self.scratch
+    }
+}
+
+impl std::fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let (weights, cache, scratch) = (mib(self.weights), mib(self.cache), mib(self.scratch));
+        write!(f, "memory: weights {weights} MiB + K/V cache {cache} MiB + scratch {scratch} MiB")?;
+        match self.available {
+            Some(available) => write!(f, " of {} MiB free", mib(available)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -3,5 +3,6 @@
 pub mod corpus;
 pub mod format;
 pub mod plan;
+pub mod prepare;
 pub mod run;
 pub mod table;
