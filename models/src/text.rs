@@ -114,8 +114,11 @@ pub struct Text {
     added: AddedTokens,
     bos_id: Option<u32>,
     adds_bos: bool,
+    /// End tokens apart from the template's.
+    ends: Vec<u32>,
     stops: Vec<u32>,
     turn_end: Option<u32>,
+    names: SpecialNames,
     template_hash: Option<String>,
     /// A template that does not work is an error when it is used, not before:
     /// the tokenizer is of use without it.
@@ -155,30 +158,47 @@ impl Text {
     }
 
     fn new(path: &Path, source: Source) -> Self {
-        let Source { vocab, pieces, added, bos_id, adds_bos, mut stops, template, names } = source;
-        stops.extend(STOP_TOKENS.iter().filter_map(|name| added.get(name)).filter(|a| a.control).map(|a| a.id));
-        let template_hash = template.as_deref().map(template::hash);
-        let template = template.map(|source| Template::new(&source, names).map_err(|e| e.to_string()));
-        let after = template.as_ref().and_then(|t| t.as_ref().ok()?.after_assistant.as_deref());
-        let turn_end = after.and_then(|text| {
-            let first = added.find(text, |_| true).into_iter().next().filter(|found| found.range.start == 0)?;
-            (vocab.kind(first.id) == Some(Kind::Control)).then_some(first.id)
-        });
-        stops.extend(turn_end);
-        stops.sort_unstable();
-        stops.dedup();
-        Self {
+        let Source { vocab, pieces, added, bos_id, adds_bos, stops: mut ends, template, names } = source;
+        ends.extend(STOP_TOKENS.iter().filter_map(|name| added.get(name)).filter(|a| a.control).map(|a| a.id));
+        let mut text = Self {
             path: path.to_owned(),
             vocab: Arc::new(vocab),
             pieces,
             added,
             bos_id,
             adds_bos,
-            stops,
-            turn_end,
-            template_hash,
-            template,
-        }
+            ends,
+            stops: Vec::new(),
+            turn_end: None,
+            names,
+            template_hash: None,
+            template: None,
+        };
+        text.use_template(template.as_deref());
+        text
+    }
+
+    /// Replaces the chat template, for a file that has none or a wrong one. The
+    /// hash and the stop set follow.
+    ///
+    /// # Errors
+    /// When the template does not parse or does not take a user message.
+    pub fn set_template(&mut self, source: &str) -> Result<(), TextError> {
+        self.use_template(Some(source));
+        self.check_template()
+    }
+
+    fn use_template(&mut self, source: Option<&str>) {
+        self.template_hash = source.map(template::hash);
+        self.template = source.map(|source| Template::new(source, self.names.clone()).map_err(|e| e.to_string()));
+        let after = self.template.as_ref().and_then(|t| t.as_ref().ok()?.after_assistant.as_deref());
+        self.turn_end = after.and_then(|text| {
+            let first = self.added.find(text, |_| true).into_iter().next().filter(|found| found.range.start == 0)?;
+            self.is_control(first.id).then_some(first.id)
+        });
+        self.stops = self.ends.iter().copied().chain(self.turn_end).collect();
+        self.stops.sort_unstable();
+        self.stops.dedup();
     }
 
     /// The tokens of `text`. User-defined tokens are always recognised, control

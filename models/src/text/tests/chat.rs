@@ -239,6 +239,16 @@ fn no_template_and_no_messages_are_named() {
 }
 
 #[test]
+fn a_template_can_be_given() {
+    let mut text = text(&byte_level());
+    text.set_template(CHATML).expect("a good template");
+    assert_eq!(text.template_hash(), with_template(CHATML).template_hash());
+    assert_eq!(shown(&text, &[message("user", "hi")]), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+    let error = text.set_template("{% if %}").expect_err("a bad template").to_string();
+    assert!(error.contains("chat template: syntax error"), "{error}");
+}
+
+#[test]
 fn the_template_s_turn_end_stops() {
     // <s> ends the turns of this odd format.
     let source = "{% for m in messages %}{{ m.content }}{{ bos_token }}{% endfor %}";
