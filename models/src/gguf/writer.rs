@@ -154,6 +154,13 @@ impl GgufWriter {
         self
     }
 
+    /// Removes a key.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Self {
+        self.metadata.retain(|(k, _)| k != key);
+        self
+    }
+
     /// Appends a tensor; `shape` is outermost first, as in
     /// [`TensorView`](super::TensorView).
     #[must_use]
