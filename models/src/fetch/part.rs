@@ -267,19 +267,23 @@ impl Drop for PartFolder {
     }
 }
 
-/// Removes leftovers of our own naming that are a day old, here and one level down.
+/// Removes leftovers of our own naming: partial files after a day, in which they
+/// can be gone on from; everything else as soon as its process is gone.
 pub(super) fn clean(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Ok(meta) = entry.metadata() else { continue };
         let old = meta.modified().ok().and_then(|t| t.elapsed().ok()).is_some_and(|age| age > STALE);
-        if name.starts_with(PREFIX) {
-            if old && meta.is_dir() {
-                let _ = fs::remove_dir_all(entry.path());
-            } else if old {
-                let _ = fs::remove_file(entry.path());
-            }
+        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        let ownerless = rest
+            .strip_suffix(".dir")
+            .or(rest.strip_suffix(".claimed"))
+            .is_some_and(|rest| rest.rsplit('.').next().is_some_and(is_dead));
+        if (old || ownerless) && meta.is_dir() {
+            let _ = fs::remove_dir_all(entry.path());
+        } else if old || ownerless {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }
@@ -371,17 +375,19 @@ fn place() -> String {
 }
 
 fn abandoned(owner: &str, meta: &fs::Metadata) -> bool {
-    if owner.starts_with("free-") {
-        return true;
-    }
+    let idle = || meta.modified().ok().and_then(|t| t.elapsed().ok()).is_some_and(|idle| idle > IDLE);
+    owner.starts_with("free-") || is_dead(owner) || idle()
+}
+
+/// Whether the owner ran here and runs no more.
+fn is_dead(owner: &str) -> bool {
     let mut fields = owner.split('-');
-    let dead = match (fields.next(), fields.next()) {
+    match (fields.next(), fields.next()) {
         (Some(where_), Some(pid)) if where_ != "other" && where_ == place() => {
             pid.parse::<u32>().is_ok_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
         }
         _ => false,
-    };
-    dead || meta.modified().ok().and_then(|t| t.elapsed().ok()).is_some_and(|idle| idle > IDLE)
+    }
 }
 
 /// Makes a rename durable where folders can be synced; elsewhere the rename is
@@ -508,18 +514,31 @@ mod tests {
     }
 
     #[test]
-    fn old_leftovers_are_removed_and_nothing_else() {
+    fn leftovers_are_removed_and_nothing_else() {
         let folder = tempfile::tempdir().expect("folder");
         let old = SystemTime::now() - STALE - Duration::from_secs(60);
-        let names = [format!("{PREFIX}a.x-1-2.part"), "model.gguf".to_owned(), format!("{PREFIX}b.x-1-2.part")];
-        for (i, name) in names.iter().enumerate() {
+        let alive = owner();
+        let dead = format!("{}-4999999-abc", place());
+        // Name, whether it is old, whether it stays.
+        let cases = [
+            (format!("{PREFIX}a.{alive}.part"), true, false),
+            (format!("{PREFIX}b.{alive}.part"), false, true),
+            (format!("{PREFIX}c.{dead}.part"), false, true),
+            (format!("{PREFIX}d-1.5b.{dead}.dir"), false, !cfg!(target_os = "linux")),
+            (format!("{PREFIX}e-1.5b.{alive}.dir"), false, true),
+            ("model.gguf".to_owned(), true, true),
+        ];
+        for (name, is_old, _) in &cases {
             let file = File::create(folder.path().join(name)).expect("create");
-            if i < 2 {
+            if *is_old {
                 file.set_modified(old).expect("set time");
             }
         }
         clean(folder.path());
-        assert_eq!(files(folder.path()), [names[2].clone(), names[1].clone()]);
+        let mut stay: Vec<String> =
+            cases.iter().filter(|(_, _, stays)| *stays).map(|(name, _, _)| name.clone()).collect();
+        stay.sort();
+        assert_eq!(files(folder.path()), stay);
     }
 
     #[test]
