@@ -1,0 +1,60 @@
+//! GOP/s of the matrix product by instruction set, format and rows: `cargo bench --bench gemm -- [FILTER]`.
+//!
+//! Throughput is counted in elements: one multiply-add is two operations, so `Gelem/s` reads as GOP/s.
+//! Shapes are those of SmolLM2-135M and of a Qwen2.5-1.5B; weights are noise, values do not matter to the speed.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use weaklink_kernels::{Activations, Format, Isa, QuantMatrix, matmul};
+
+/// (format, outputs, inputs)
+const SHAPES: [(Format, usize, usize); 9] = [
+    (Format::Q4_1, 1536, 576),
+    (Format::Q4_1, 576, 1536),
+    (Format::Q8_0, 49152, 576),
+    (Format::Q4_0, 8960, 1536),
+    (Format::Q4K, 8960, 1536),
+    (Format::Q4K, 1536, 8960),
+    (Format::Q6K, 1536, 8960),
+    (Format::Q5K, 1536, 8960),
+    (Format::F16, 1536, 8960),
+];
+const ROWS: [usize; 4] = [1, 8, 32, 128];
+
+/// Bytes without pattern; exponents of halves are kept small by clearing a bit in every byte.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as u8 & 0xbf
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn gemm(c: &mut Criterion) {
+    for (format, outputs, inputs) in SHAPES {
+        let bytes = noise(outputs * format.row_bytes(inputs).expect("whole blocks"));
+        for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::SCALAR) {
+            let w = QuantMatrix::with_isa(isa, format, outputs, inputs, &bytes).expect("valid");
+            let mut group = c.benchmark_group(format!("{isa}/{format}/{outputs}x{inputs}"));
+            group.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(600));
+            for rows in ROWS {
+                let x: Vec<f32> = (0..rows * inputs).map(|i| (i % 17) as f32 - 8.0).collect();
+                let mut out = vec![0.0; rows * outputs];
+                group.throughput(Throughput::Elements(2 * (rows * outputs * inputs) as u64));
+                group.bench_with_input(BenchmarkId::from_parameter(rows), &rows, |b, rows| {
+                    b.iter(|| {
+                        let x = Activations::quantize(isa, black_box(&x), *rows, inputs).expect("valid");
+                        matmul(&w, &x, &mut out, outputs, 0).expect("valid");
+                    });
+                });
+            }
+            group.finish();
+        }
+    }
+}
+
+criterion_group!(benches, gemm);
+criterion_main!(benches);

@@ -1,0 +1,348 @@
+//! Chat templates: rendered so that the caller knows which part of the output
+//! is the template's and which is what a message says.
+//!
+//! A control token counts only where the template wrote it. To tell the two
+//! apart, every content goes into the template between two private-use
+//! characters that occur in no content; they are taken out of the output again
+//! and leave the ranges of the contents behind. A template that trims would trim
+//! around the marks and not inside, so what it trims is tried out once when it is
+//! loaded and done before the marks are set. A template that drops a message,
+//! shows it twice or takes it apart is refused: in a relay that would count as
+//! facts lost by the model.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{Environment, Error, ErrorKind, context};
+use sha2::{Digest, Sha256};
+
+use super::ChatMessage;
+use super::error::{TextProblem, one_line};
+
+/// Templates are a few kilobytes; no known one reaches a tenth of this.
+const MAX_SOURCE: usize = 1 << 20;
+/// Instructions a template may run, or 64 bytes for each that it may produce
+/// instead; one more for each byte of the messages. A thousand turns take a
+/// tenth of it.
+const FUEL: u64 = 2_000_000;
+/// Nesting of macros and loops; a real template needs a handful.
+const MAX_RECURSION: usize = 150;
+/// The word looked for when a template is tried out.
+const PROBE: &str = "zq0probe0qz";
+
+/// Names a template may print.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SpecialNames {
+    pub(super) bos: Option<String>,
+    pub(super) eos: Option<String>,
+    pub(super) unknown: Option<String>,
+    pub(super) padding: Option<String>,
+}
+
+/// A parsed chat template and what trying it out has shown.
+pub(super) struct Template {
+    env: Environment<'static>,
+    names: SpecialNames,
+    trims: [(Role, Trim, Trim); 3],
+    /// The template refuses or ignores a system message.
+    pub(super) folds_system: bool,
+    /// What follows an assistant message in the middle of a conversation.
+    pub(super) after_assistant: Option<String>,
+}
+
+type Role = &'static str;
+
+/// What a template takes away from one end of a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trim {
+    Nothing,
+    Newlines,
+    WhiteSpace,
+}
+
+/// A rendered prompt, marks removed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// Byte ranges of `text` that contents wrote, in order.
+    pub(super) contents: Vec<Range<usize>>,
+}
+
+impl Template {
+    /// Parses the template and tries it out.
+    pub(super) fn new(source: &str, names: SpecialNames) -> Result<Self, TextProblem> {
+        if source.len() > MAX_SOURCE {
+            return Err(TextProblem::Template(format!("{} bytes, at most {MAX_SOURCE} are accepted", source.len())));
+        }
+        let mut env = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(problem)?;
+        env.set_syntax(syntax);
+        env.set_recursion_limit(MAX_RECURSION);
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, format!("refused by the template: {message}")))
+        });
+        env.add_function("strftime_now", strftime_now);
+        env.add_template_owned("chat_template", accept_generation(source)).map_err(problem)?;
+        let nothing = Trim::Nothing;
+        let mut template = Self {
+            env,
+            names,
+            trims: ["system", "user", "assistant"].map(|role| (role, nothing, nothing)),
+            folds_system: false,
+            after_assistant: None,
+        };
+        template.try_out()?;
+        Ok(template)
+    }
+
+    /// Renders a conversation with the generation prompt. The template's marks
+    /// on white space, and a system message it does not take, are dealt with here:
+    /// such a message goes in front of the first user message, with an empty line
+    /// between.
+    pub(super) fn render(&self, messages: &[ChatMessage<'_>]) -> Result<Rendered, TextProblem> {
+        if messages.is_empty() {
+            return Err(TextProblem::NoMessages);
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if let Some(odd) = messages.iter().find(|m| m.role.is_empty() || !m.role.chars().all(plain)) {
+            return Err(TextProblem::Role(odd.role.to_owned()));
+        }
+        let mut turns: Vec<(&str, String)> = messages.iter().map(|m| (m.role, m.content.to_owned())).collect();
+        if self.folds_system {
+            fold_system(&mut turns);
+        }
+        let (open, close) = unused_marks(&turns)?;
+        let mut expected = 0;
+        for (role, content) in &mut turns {
+            // An empty content has nothing to guard, and a template may ask
+            // whether there is one.
+            if !content.is_empty() {
+                *content = format!("{open}{}{close}", self.trim(role, content));
+                expected += 1;
+            }
+        }
+        let output = self.run(&turns).map_err(problem)?;
+        take_out_marks(&output, open, close, expected)
+    }
+
+    fn trim<'a>(&self, role: &str, content: &'a str) -> &'a str {
+        let Some(&(_, start, end)) = self.trims.iter().find(|(r, _, _)| *r == role) else { return content };
+        let content = match start {
+            Trim::Nothing => content,
+            Trim::Newlines => content.trim_start_matches('\n'),
+            Trim::WhiteSpace => content.trim_start(),
+        };
+        match end {
+            Trim::Nothing => content,
+            Trim::Newlines => content.trim_end_matches('\n'),
+            Trim::WhiteSpace => content.trim_end(),
+        }
+    }
+
+    fn run(&self, turns: &[(&str, String)]) -> Result<String, Error> {
+        let given: usize = turns.iter().map(|(_, content)| content.len()).sum();
+        let mut env = self.env.clone();
+        env.set_fuel(Some(FUEL + given as u64));
+        let messages: Vec<Value> = turns.iter().map(|(role, content)| context! { role => *role, content }).collect();
+        env.get_template("chat_template")?.render(context! {
+            messages,
+            add_generation_prompt => true,
+            tools => Value::from(()),
+            documents => Value::from(()),
+            bos_token => self.names.bos.as_deref().unwrap_or_default(),
+            eos_token => self.names.eos.as_deref().unwrap_or_default(),
+            unk_token => self.names.unknown.as_deref().unwrap_or_default(),
+            pad_token => self.names.padding.as_deref().unwrap_or_default(),
+        })
+    }
+
+    /// Renders three small conversations: does a user message work at all, is a
+    /// system message taken, what is trimmed, what ends an assistant's turn.
+    fn try_out(&mut self) -> Result<(), TextProblem> {
+        let probe = format!("\n \t{PROBE}\t \n");
+        let turn = |role, content: &str| (role, content.to_owned());
+        let output = self.run(&[turn("user", &probe)]).map_err(problem)?;
+        let user = trims(&output).ok_or(TextProblem::ContentLost { expected: 1, found: 0 })?;
+        self.trims[1] = ("user", user.0, user.1);
+        match self.run(&[turn("system", &probe), turn("user", "x")]).ok().as_deref().and_then(trims) {
+            Some(system) => self.trims[0] = ("system", system.0, system.1),
+            None => self.folds_system = true,
+        }
+        let conversation = [turn("user", "x"), turn("assistant", &probe), turn("user", "x")];
+        if let Ok(output) = self.run(&conversation)
+            && let Some(assistant) = trims(&output)
+        {
+            self.trims[2] = ("assistant", assistant.0, assistant.1);
+            let rest = output.split_once(PROBE).map_or("", |(_, rest)| rest);
+            let kept = match assistant.1 {
+                Trim::Nothing => "\t \n",
+                Trim::Newlines => "\t ",
+                Trim::WhiteSpace => "",
+            };
+            self.after_assistant = rest.strip_prefix(kept).map(str::to_owned);
+        }
+        Ok(())
+    }
+}
+
+/// SHA-256 of a template's source, in hexadecimal.
+pub(super) fn hash(source: &str) -> String {
+    Sha256::digest(source.as_bytes()).iter().fold(String::new(), |mut hex, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// What of the white space around the probe is missing; `None` when the probe
+/// itself is.
+fn trims(output: &str) -> Option<(Trim, Trim)> {
+    let (before, after) = output.split_once(PROBE)?;
+    let side = |whole: bool, inner: bool| match (whole, inner) {
+        (true, _) => Trim::Nothing,
+        (false, true) => Trim::Newlines,
+        (false, false) => Trim::WhiteSpace,
+    };
+    let start = side(before.ends_with("\n \t"), before.ends_with(" \t"));
+    let end = side(after.starts_with("\t \n"), after.starts_with("\t "));
+    Some((start, end))
+}
+
+/// Puts system messages in front of the next user message; one that no user
+/// message follows becomes one itself.
+fn fold_system(turns: &mut Vec<(&str, String)>) {
+    let mut pending: Vec<String> = Vec::new();
+    let mut folded = Vec::with_capacity(turns.len());
+    for (role, content) in turns.drain(..) {
+        match role {
+            "system" if !content.is_empty() => pending.push(content),
+            "system" => {}
+            "user" if !pending.is_empty() => {
+                pending.push(content);
+                folded.push((role, std::mem::take(&mut pending).join("\n\n")));
+            }
+            _ => folded.push((role, content)),
+        }
+    }
+    if !pending.is_empty() {
+        folded.push(("user", pending.join("\n\n")));
+    }
+    *turns = folded;
+}
+
+/// Two private-use characters that no content holds.
+fn unused_marks(turns: &[(&str, String)]) -> Result<(char, char), TextProblem> {
+    let used: std::collections::HashSet<char> =
+        turns.iter().flat_map(|(_, content)| content.chars()).filter(|&c| c >= '\u{f0000}').collect();
+    let mut free = ('\u{f0000}'..='\u{10fffd}').filter(|c| !used.contains(c));
+    match (free.next(), free.next()) {
+        (Some(open), Some(close)) => Ok((open, close)),
+        _ => Err(TextProblem::Template("the messages use every private-use character".to_owned())),
+    }
+}
+
+/// Removes the marks and keeps where they stood. Every content must be there
+/// once, begun and ended.
+fn take_out_marks(output: &str, open: char, close: char, expected: usize) -> Result<Rendered, TextProblem> {
+    let mut text = String::with_capacity(output.len());
+    let mut contents: Vec<Range<usize>> = Vec::with_capacity(expected);
+    let mut start = None;
+    let mut broken = false;
+    for c in output.chars() {
+        if c == open {
+            broken |= start.replace(text.len()).is_some();
+        } else if c == close {
+            match start.take() {
+                Some(start) => contents.push(start..text.len()),
+                None => broken = true,
+            }
+        } else {
+            text.push(c);
+        }
+    }
+    broken |= start.is_some();
+    if broken || contents.len() != expected {
+        // What was begun or ended without the other is not whole; what came
+        // twice is not once.
+        let found = contents.len().min(expected.saturating_sub(usize::from(broken)));
+        return Err(TextProblem::ContentLost { expected, found });
+    }
+    Ok(Rendered { text, contents })
+}
+
+/// `{% generation %}` and its end only mark what a trainer counts, so they are
+/// read as an `if` that always holds, white-space marks included.
+fn accept_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let (tag, after) = tag.split_at(end + 2);
+        let mark = |c: char| c == '-' || c == '+';
+        let inside = tag[2..tag.len() - 2].trim_matches(mark).trim();
+        match inside {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The date of the templates' own fall-back, 26 July 2024, in `format`. The
+/// clock must not change a prompt, so every run has the same date.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        out.push_str(match chars.next() {
+            Some('Y') => "2024",
+            Some('y') => "24",
+            Some('m') => "07",
+            Some('d' | 'e') => "26",
+            Some('B') => "July",
+            Some('b' | 'h') => "Jul",
+            Some('A') => "Friday",
+            Some('a') => "Fri",
+            Some('j') => "208",
+            Some('H' | 'I') => "12",
+            Some('M' | 'S') => "00",
+            Some('p') => "PM",
+            Some('F') => "2024-07-26",
+            Some('D') => "07/26/24",
+            Some('T') => "12:00:00",
+            Some('%') => "%",
+            other => {
+                let code = other.map(String::from).unwrap_or_default();
+                let message = format!("strftime_now does not know %{code}");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        });
+    }
+    Ok(out)
+}
+
+fn problem(error: Error) -> TextProblem {
+    let mut message = one_line(&error);
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        message = format!("{message}: {}", one_line(&cause));
+        source = cause.source();
+    }
+    TextProblem::Template(message)
+}
