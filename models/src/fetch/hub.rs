@@ -247,12 +247,22 @@ impl Hub {
             .map_err(|error| self.explain(file, &error))
     }
 
-    fn client(&self) -> Result<HFClient, String> {
+    /// Honours the proxy variables, except that no proxy can reach an address
+    /// that means this machine.
+    fn http(&self) -> reqwest::ClientBuilder {
         let http = reqwest::Client::builder()
             .connect_timeout(self.deadlines.connect)
-            .user_agent(concat!("weaklink/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|error| root_cause(&error))?;
+            .user_agent(concat!("weaklink/", env!("CARGO_PKG_VERSION")));
+        let host = self.host();
+        if ["localhost", "127.0.0.1", "[::1]"].iter().any(|own| host == *own || host.starts_with(&format!("{own}:"))) {
+            http.no_proxy()
+        } else {
+            http
+        }
+    }
+
+    fn client(&self) -> Result<HFClient, String> {
+        let http = self.http().build().map_err(|error| root_cause(&error))?;
         let builder = HFClient::builder().client(http).endpoint(&self.endpoint).cache_enabled(false);
         // One retry: a source that does not answer must not hold up the next one.
         let builder = builder.retry_max_attempts(1).retry_base_delay(Duration::from_millis(100));
@@ -264,8 +274,8 @@ impl Hub {
     }
 
     async fn metadata_async(&self, file: &HubFile) -> Result<HubMeta, String> {
-        let http = reqwest::Client::builder()
-            .connect_timeout(self.deadlines.connect)
+        let http = self
+            .http()
             .timeout(self.deadlines.response)
             .redirect(reqwest::redirect::Policy::none())
             .build()

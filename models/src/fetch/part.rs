@@ -60,36 +60,45 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Opens a new temporary file in `folder`, with the bytes of an unfinished
-    /// earlier attempt at the same content if one lies there without an owner.
+    /// Opens a new temporary file in `folder`.
     pub(super) fn open(folder: &Path, wanted: Wanted) -> Result<Part, PartError> {
         fs::create_dir_all(folder).map_err(|e| local(folder, "create", e))?;
         let path = folder.join(format!("{}{}.{}.part", PREFIX, key(&wanted), owner()));
         let file =
             OpenOptions::new().write(true).create_new(true).open(&path).map_err(|e| local(&path, "create", e))?;
-        let mut part =
-            Part { wanted, path, file, hash: Sha256::new(), head: Vec::new(), len: 0, resumed: 0, keep: false };
-        if part.wanted.sha256.is_some() {
-            part.take_over(folder)?;
-        }
+        Ok(Part { wanted, path, file, hash: Sha256::new(), head: Vec::new(), len: 0, resumed: 0, keep: false })
+    }
+
+    /// The same, beginning with the bytes of an unfinished earlier attempt at
+    /// the same content if one lies there without an owner.
+    pub(super) fn resume(folder: &Path, wanted: Wanted) -> Result<Part, PartError> {
+        let mut part = Part::open(folder, wanted)?;
+        part.take_over()?;
         Ok(part)
     }
 
-    /// Copies the bytes of an abandoned attempt. A copy, not the file itself: a
-    /// writer thought dead that wakes up again cannot reach it.
-    fn take_over(&mut self, folder: &Path) -> Result<(), PartError> {
-        let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    /// Unfinished attempts at the same content that nobody works on, longest first.
+    fn leftovers(&self) -> Vec<PathBuf> {
+        let folder = self.path.parent().map(fs::read_dir);
+        let (Some(Ok(entries)), Some(_)) = (folder, &self.wanted.sha256) else { return Vec::new() };
         let start = format!("{}{}.", PREFIX, key(&self.wanted));
-        let mut best: Option<(u64, PathBuf)> = None;
+        let mut found: Vec<(u64, PathBuf)> = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(rest) = name.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".part")) else { continue };
             let Ok(meta) = entry.metadata() else { continue };
-            if abandoned(rest, &meta) && best.as_ref().is_none_or(|(len, _)| meta.len() > *len) {
-                best = Some((meta.len(), entry.path()));
+            if abandoned(rest, &meta) {
+                found.push((meta.len(), entry.path()));
             }
         }
-        let Some((_, old)) = best else { return Ok(()) };
+        found.sort_by(|a, b| b.cmp(a));
+        found.into_iter().map(|(_, path)| path).collect()
+    }
+
+    /// Copies the bytes of an abandoned attempt. A copy, not the file itself: a
+    /// writer thought dead that wakes up again cannot reach it.
+    fn take_over(&mut self) -> Result<(), PartError> {
+        let Some(old) = self.leftovers().into_iter().next() else { return Ok(()) };
         // The rename decides between processes that found the same leftover.
         let claimed = old.with_file_name(format!("{}{}.{}.claimed", PREFIX, key(&self.wanted), owner()));
         if fs::rename(&old, &claimed).is_err() {
@@ -195,6 +204,9 @@ impl Part {
             return Err(local(target, "rename into", error));
         }
         self.keep = true; // there is nothing left under the temporary name
+        for done_with in self.leftovers() {
+            let _ = fs::remove_file(done_with);
+        }
         sync_folder(target.parent());
         Ok(())
     }
@@ -267,19 +279,23 @@ impl Drop for PartFolder {
     }
 }
 
-/// Removes leftovers of our own naming that are a day old, here and one level down.
+/// Removes leftovers of our own naming: partial files after a day, in which they
+/// can be gone on from; everything else as soon as its process is gone.
 pub(super) fn clean(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Ok(meta) = entry.metadata() else { continue };
         let old = meta.modified().ok().and_then(|t| t.elapsed().ok()).is_some_and(|age| age > STALE);
-        if name.starts_with(PREFIX) {
-            if old && meta.is_dir() {
-                let _ = fs::remove_dir_all(entry.path());
-            } else if old {
-                let _ = fs::remove_file(entry.path());
-            }
+        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        let ownerless = rest
+            .strip_suffix(".dir")
+            .or(rest.strip_suffix(".claimed"))
+            .is_some_and(|rest| rest.rsplit('.').next().is_some_and(is_dead));
+        if (old || ownerless) && meta.is_dir() {
+            let _ = fs::remove_dir_all(entry.path());
+        } else if old || ownerless {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }
@@ -371,17 +387,28 @@ fn place() -> String {
 }
 
 fn abandoned(owner: &str, meta: &fs::Metadata) -> bool {
-    if owner.starts_with("free-") {
-        return true;
-    }
+    let idle = || meta.modified().ok().and_then(|t| t.elapsed().ok()).is_some_and(|idle| idle > IDLE);
+    owner.starts_with("free-") || is_dead(owner) || idle()
+}
+
+/// Whether the owner ran here and runs no more.
+fn is_dead(owner: &str) -> bool {
     let mut fields = owner.split('-');
-    let dead = match (fields.next(), fields.next()) {
+    match (fields.next(), fields.next()) {
         (Some(where_), Some(pid)) if where_ != "other" && where_ == place() => {
-            pid.parse::<u32>().is_ok_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+            pid.parse::<u32>().is_ok_and(|pid| !runs(pid))
         }
         _ => false,
-    };
-    dead || meta.modified().ok().and_then(|t| t.elapsed().ok()).is_some_and(|idle| idle > IDLE)
+    }
+}
+
+/// Whether a process runs; one that was killed and not yet waited for does not.
+fn runs(pid: u32) -> bool {
+    // "PID (NAME) STATE ...", and the name may hold anything.
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit(')').next().is_none_or(|rest| !rest.trim_start().starts_with(['Z', 'X'])),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// Makes a rename durable where folders can be synced; elsewhere the rename is
@@ -471,13 +498,43 @@ mod tests {
     }
 
     #[test]
+    fn what_is_done_with_is_removed_when_the_file_lands() {
+        let folder = tempfile::tempdir().expect("folder");
+        for bytes in [&b"ab"[..], b"a"] {
+            let mut part = Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open");
+            part.write(bytes).expect("write");
+            part.abandon();
+        }
+        assert_eq!(files(folder.path()).len(), 2);
+        let mut part = Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open");
+        assert_eq!(part.len(), 2, "the longest");
+        part.write(b"c").expect("write");
+        part.publish(&folder.path().join("abc.bin")).expect("publish");
+        assert_eq!(files(folder.path()), ["abc.bin"]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_killed_process_that_was_not_waited_for_is_dead() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        assert!(runs(child.id()));
+        child.kill().expect("kill");
+        // The kernel may need a moment to end it; until we wait it stays listed.
+        while runs(child.id()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().expect("wait");
+        assert!(!runs(child.id()) && runs(std::process::id()));
+    }
+
+    #[test]
     fn an_abandoned_attempt_is_gone_on_from_once() {
         let folder = tempfile::tempdir().expect("folder");
-        let mut part = Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open");
+        let mut part = Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open");
         part.write(b"ab").expect("write");
         part.abandon();
-        let mut first = Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open");
-        let second = Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open");
+        let mut first = Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open");
+        let second = Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open");
         assert_eq!((first.len(), first.is_resumed()), (2, true));
         assert_eq!((second.len(), second.is_resumed()), (0, false));
         first.write(b"c").expect("write");
@@ -489,12 +546,12 @@ mod tests {
     #[test]
     fn another_content_or_a_living_writer_is_not_resumed() {
         let folder = tempfile::tempdir().expect("folder");
-        let mut living = Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open");
+        let mut living = Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open");
         living.write(b"ab").expect("write");
-        assert_eq!(Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open").len(), 0);
+        assert_eq!(Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open").len(), 0);
         living.abandon();
         let other = "0".repeat(64);
-        assert_eq!(Part::open(folder.path(), wanted(Some(&other))).expect("open").len(), 0);
+        assert_eq!(Part::resume(folder.path(), wanted(Some(&other))).expect("open").len(), 0);
     }
 
     #[cfg(target_os = "linux")]
@@ -504,22 +561,35 @@ mod tests {
         // A process id above the kernel's maximum cannot be alive.
         let name = format!("{PREFIX}{}.{}-4999999-abc.part", &ABC_SHA[..16], place());
         fs::write(folder.path().join(name), b"ab").expect("write");
-        assert_eq!(Part::open(folder.path(), wanted(Some(ABC_SHA))).expect("open").len(), 2);
+        assert_eq!(Part::resume(folder.path(), wanted(Some(ABC_SHA))).expect("open").len(), 2);
     }
 
     #[test]
-    fn old_leftovers_are_removed_and_nothing_else() {
+    fn leftovers_are_removed_and_nothing_else() {
         let folder = tempfile::tempdir().expect("folder");
         let old = SystemTime::now() - STALE - Duration::from_secs(60);
-        let names = [format!("{PREFIX}a.x-1-2.part"), "model.gguf".to_owned(), format!("{PREFIX}b.x-1-2.part")];
-        for (i, name) in names.iter().enumerate() {
+        let alive = owner();
+        let dead = format!("{}-4999999-abc", place());
+        // Name, whether it is old, whether it stays.
+        let cases = [
+            (format!("{PREFIX}a.{alive}.part"), true, false),
+            (format!("{PREFIX}b.{alive}.part"), false, true),
+            (format!("{PREFIX}c.{dead}.part"), false, true),
+            (format!("{PREFIX}d-1.5b.{dead}.dir"), false, !cfg!(target_os = "linux")),
+            (format!("{PREFIX}e-1.5b.{alive}.dir"), false, true),
+            ("model.gguf".to_owned(), true, true),
+        ];
+        for (name, is_old, _) in &cases {
             let file = File::create(folder.path().join(name)).expect("create");
-            if i < 2 {
+            if *is_old {
                 file.set_modified(old).expect("set time");
             }
         }
         clean(folder.path());
-        assert_eq!(files(folder.path()), [names[2].clone(), names[1].clone()]);
+        let mut stay: Vec<String> =
+            cases.iter().filter(|(_, _, stays)| *stays).map(|(name, _, _)| name.clone()).collect();
+        stay.sort();
+        assert_eq!(files(folder.path()), stay);
     }
 
     #[test]

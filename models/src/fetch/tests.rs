@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use super::options::is_truthy;
 use super::*;
 
 /// What the server was asked.
