@@ -89,12 +89,22 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            // `{:#}` joins the causes on one line.
-            let line = format!("{error:#}").replace('\n', " ");
-            eprintln!("weaklink: {line}");
+            eprintln!("weaklink: {}", one_line(&error));
             ExitCode::from(2)
         }
     }
+}
+
+/// An error and its causes, each said once: many errors quote their cause themselves.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(|cause| cause.to_string().replace('\n', " ")) {
+        if !line.ends_with(&cause) {
+            line += if line.is_empty() { "" } else { ": " };
+            line += &cause;
+        }
+    }
+    line
 }
 
 /// Prints help and versions as they are, and what clap says of bad arguments on one line.

@@ -17,6 +17,7 @@ fn refused(dir: &Path, args: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
     assert_eq!(error.trim_end().lines().count(), 1, "{args:?}: {error}");
     assert!(error.starts_with("weaklink: ") && !error.contains("panicked"), "{args:?}: {error}");
+    assert!(error.matches("(os error").count() <= 1, "{args:?} says it twice: {error}");
     assert!(output.stdout.is_empty(), "{args:?}");
     assert_eq!(tree(dir), before, "{args:?} left something behind");
     error

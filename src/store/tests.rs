@@ -59,6 +59,8 @@ fn what_is_written_is_read_back_by_a_later_process() {
         store.finish(2, 1).expect("an end");
     }
     assert_eq!(names(&run), ["run.db", "run.lock"], "a closed run is one file beside its lock");
+    // The write and read versions of SQLite's file format: 1 for a rollback journal, 2 for WAL.
+    assert_eq!(fs::read(run.join("run.db")).expect("its bytes")[18..20], [1, 1]);
     for store in [Store::read(&run).expect("a reader"), Store::open(&run).expect("a writer")] {
         assert_eq!(store.plan::<Value>().expect("a plan"), json!({"seed": 7}));
         assert_eq!(store.items::<Value>().expect("items")[1], json!({"brief": "ü\0\n"}));

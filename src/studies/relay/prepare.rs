@@ -298,3 +298,21 @@ impl Relay {
         Store::create(folder, &self.plan, &items, &rows.collect::<Vec<_>>())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(wanted: &[&str]) -> anyhow::Result<Vec<String>> {
+        let wanted: Vec<_> = wanted.iter().map(|name| name.to_string()).collect();
+        Ok(chosen_formats(&wanted)?.into_iter().map(|format| format.name).collect())
+    }
+
+    #[test]
+    fn formats_come_in_the_order_asked_for_and_once_each() {
+        assert_eq!(names(&["all"]).expect("all"), ["free", "constr", "json", "triples", "kv"]);
+        assert_eq!(names(&["kv", "all", "kv"]).expect("all"), ["kv", "free", "constr", "json", "triples"]);
+        assert_eq!(names(&["json", "free"]).expect("two"), ["json", "free"]);
+        assert!(names(&[]).is_err() && names(&["KV"]).is_err() && names(&[""]).is_err());
+    }
+}

@@ -131,3 +131,36 @@ fn is_harmless(c: char) -> bool {
     let directs = matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     !c.is_control() && !directs && !matches!(c, '\u{2028}' | '\u{2029}')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_cannot_command_a_terminal() {
+        let cases = [
+            ("Zoë – 8080 “ok” 漢字", "Zoë – 8080 “ok” 漢字"),
+            ("\u{1b}[31mred\r\n\t\u{7}\u{9b}2J", "\\u{1b}[31mred\\r\\n\\t\\u{7}\\u{9b}2J"),
+            ("a\u{202e}b\u{2066}c\u{2028}d", "a\\u{202e}b\\u{2066}c\\u{2028}d"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(plain(text), expected);
+        }
+        assert_eq!(plain_lines("a\n\u{1b}b\n"), "a\n\\u{1b}b\n");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_rows_may_be_short() {
+        let row = |cells: &[&str]| cells.iter().map(|cell| cell.to_string()).collect::<Vec<_>>();
+        let mut text = String::new();
+        grid(&mut text, &[row(&["a", "bbbb", "c"]), row(&["ünter", "–", "10"]), row(&["x"]), row(&[])])
+            .expect("writing to a string");
+        assert_eq!(text, "a      bbbb   c\nünter     –  10\nx\n\n");
+    }
+
+    #[test]
+    fn numbers_that_do_not_exist_are_a_dash_and_zero_has_no_sign() {
+        assert_eq!([number(None), number(Some(-0.0)), percent(Some(0.5))], ["–", "0.0", "50.0"]);
+        assert_eq!([counted(1, "item"), counted(0, "item")], ["1 item", "0 items"]);
+    }
+}
