@@ -96,11 +96,8 @@ pub struct Fact {
 impl Fact {
     /// The wording that a handoff carries, and that is looked for in it: the value where the surface holds it, else the surface.
     pub fn wording(&self) -> &str {
-        if self.answer_type != AnswerType::YesNo && contains(&self.surface, &self.value) {
-            &self.value
-        } else {
-            &self.surface
-        }
+        let held = || self.surface == self.value || contains(&self.surface, &self.value);
+        if self.answer_type != AnswerType::YesNo && held() { &self.value } else { &self.surface }
     }
 
     /// Every wording that counts as the fact's own: [`Fact::wording`], the value where it is not yes or no, the aliases.
