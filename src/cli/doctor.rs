@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use weaklink_kernels::Isa;
 use weaklink_models::card::{Card, DEFAULT_CARD};
 use weaklink_models::fetch::{FetchOptions, Fetcher, free_space};
 
@@ -37,8 +38,9 @@ pub(crate) struct DoctorArgs {
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
-    /// Vector extensions of this processor that matter here.
-    cpu_features: Vec<&'static str>,
+    /// The instruction set that computes, the widest of `isas`.
+    isa: &'static str,
+    isas: Vec<&'static str>,
     threads: usize,
     memory: Memory,
     devices: Vec<Device>,
@@ -170,7 +172,8 @@ fn examine(fetcher: &Fetcher, online: bool) -> Report {
     }
     Report {
         version: env!("CARGO_PKG_VERSION"),
-        cpu_features: cpu_features(),
+        isa: Isa::detect().name(),
+        isas: Isa::available().into_iter().map(Isa::name).collect(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         memory,
         devices: vec![
@@ -195,28 +198,6 @@ fn examine(fetcher: &Fetcher, online: bool) -> Report {
 /// repacked, K/V, and scratch.
 fn needed_memory(card: &Card) -> u64 {
     card.size() + card.size() / 10 + card.kv_bytes_per_token * KV_TOKENS + SCRATCH
-}
-
-fn cpu_features() -> Vec<&'static str> {
-    #[cfg(target_arch = "x86_64")]
-    let found = [
-        ("avx2", is_x86_feature_detected!("avx2")),
-        ("fma", is_x86_feature_detected!("fma")),
-        ("f16c", is_x86_feature_detected!("f16c")),
-        ("avxvnni", is_x86_feature_detected!("avxvnni")),
-        ("avx512f", is_x86_feature_detected!("avx512f")),
-        ("avx512bw", is_x86_feature_detected!("avx512bw")),
-        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
-    ];
-    #[cfg(target_arch = "aarch64")]
-    let found = [
-        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
-        ("dotprod", std::arch::is_aarch64_feature_detected!("dotprod")),
-        ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
-    ];
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let found: [(&str, bool); 0] = [];
-    found.into_iter().filter(|(_, present)| *present).map(|(name, _)| name).collect()
 }
 
 fn set_proxies() -> Vec<&'static str> {
@@ -294,14 +275,7 @@ fn page(report: &Report) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |name: &str, text: String| rows.push(vec![name.to_owned(), text]);
     row("weaklink", report.version.to_owned());
-    row(
-        "cpu",
-        if report.cpu_features.is_empty() {
-            "no vector extension known here".to_owned()
-        } else {
-            report.cpu_features.join(", ")
-        },
-    );
+    row("isa", format!("{} (of {})", report.isa, report.isas.join(", ")));
     row("threads", report.threads.to_string());
     row("memory", format!("{}, {} free", bytes(report.memory.total), bytes(report.memory.available)));
     for device in &report.devices {
@@ -385,7 +359,7 @@ mod tests {
         assert!(report.cache.writable && report.hub.answers.is_none());
         assert!(!folder.path().join("not").exists(), "doctor changes nothing");
         let text = page(&report);
-        for want in ["cpu", "threads", "memory", "not built in", "smollm2-135m", "not asked"] {
+        for want in ["isa", "threads", "memory", "not built in", "smollm2-135m", "not asked"] {
             assert!(text.contains(want), "'{want}' is not in:\n{text}");
         }
     }
