@@ -206,6 +206,57 @@ fn runaway_templates_end_in_an_error() {
 }
 
 #[test]
+fn no_template_overflows_the_stack_or_fills_the_memory() {
+    let long =
+        |start: &str, link: &str, end: &str| format!("{{{{ {start}{}{end} }}}}", link.repeat(30_000 / link.len()));
+    let grown = |what: &str| {
+        format!(
+            "{{% set n = namespace(a=[]) %}}{{% for i in range(9999) %}}{{% set n.a = [n.a] %}}{{% endfor %}}{what}"
+        )
+    };
+    let round = |what: &str| format!("{{% set n = namespace() %}}{{%- set n.a = {{'b': [n]}} -%}}{what}");
+    let cases = [
+        (long("1", "+1", ""), "words"),
+        (long("", "-", "1"), "words"),
+        (long("", "not ", "1"), "words"),
+        (long("a", ".a", ""), "words"),
+        (long("a", "[0]", ""), "words"),
+        (long("'a'", "|upper", ""), "words"),
+        (format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(5000)), "0 came out whole"),
+        (grown("{{ n.a }}"), "nests deeper"),
+        (grown("{{ n.a ~ '' }}"), "nests deeper"),
+        (round("{{ n }}"), "namespace inside a namespace"),
+        (round("{{ n ~ '' }}"), "namespace inside a namespace"),
+        ("{% set n, m = namespace(), namespace() %}{% set n.a, m.a = m, n %}{{ n|upper }}".into(), "namespace inside"),
+        ("{% set a = [1] * 99999 %}{% set b = [a] * 99999 %}{{ b }}".into(), "larger than"),
+        ("{{ messages|tojson(indent=999999999) }}".into(), "indented by 999999999"),
+        ("{{ messages|tojson(999999999) }}".into(), "indented by 999999999"),
+    ];
+    for (source, words) in cases {
+        let message = refusal(&source, &[message("user", "hi")]);
+        assert!(message.contains("chat template") && message.contains(words), "{source:.80}: {message}");
+    }
+}
+
+#[test]
+fn namespaces_hold_what_templates_put_into_them() {
+    let cases = [
+        ("{%- set n = namespace(a=0) -%}\n{%- set n.a = messages[0] -%}{{ n.a.content }}", "hi"),
+        ("{% set n = namespace() %}{% set n.a = '%}' if false else messages[0].content %}{{ n.a }}", "hi"),
+        ("{% set n = namespace() %}{% set n.a, n.b = 1, messages[0].content|trim %}{{ n.b }}", "hi"),
+        ("{% set n = namespace() %}{% set n.a %}{{ messages[0].content }}{% endset %}{{ n.a }}", "hi"),
+        (
+            "{% set n = namespace() %}{% set n.a = messages[0].content == 'x' or 2 > 1 %}{{ messages[0].content }}{{ n.a }}",
+            "hiTrue",
+        ),
+        ("{% raw %}{% set n.a = 1 %}{% endraw %}{# {% set n.a = #}{{ messages[0].content }}", "{% set n.a = 1 %}hi"),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(shown(&with_template(source), &[message("user", "hi")]), expected, "{source}");
+    }
+}
+
+#[test]
 fn what_templates_expect_is_there() {
     let cases = [
         ("{% generation %}{{ messages[0].content }}{%- endgeneration -%} ", "hi"),
