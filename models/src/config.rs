@@ -238,6 +238,13 @@ impl DecoderConfig {
             size(name)?.ok_or_else(|| bad(&file, format!("no \"{name}\"")))
         };
         let float = |name: &str| json[name].as_f64();
+        // Computing another one than the file asks for would give numbers, and wrong ones.
+        let activation = if family == Family::Gemma3 { "gelu_pytorch_tanh" } else { "silu" };
+        for name in ["hidden_act", "hidden_activation"] {
+            if let Some(found) = Some(&json[name]).filter(|found| !found.is_null() && *found != activation) {
+                return Err(bad(&file, format!("{name} {found} in family {arch}: only {activation:?} is supported")));
+            }
+        }
         let (hidden, heads) = (need("hidden_size")?, need("num_attention_heads")?);
         let head_dim = size("head_dim")?.unwrap_or(hidden / heads.max(1));
         // Transformers 5 writes one "rope_parameters", a kind of layer each where kinds differ.
@@ -263,9 +270,10 @@ impl DecoderConfig {
                         original: number("original_max_position_embeddings")?,
                     },
                     other => {
+                        let name = other.unwrap_or("without a \"rope_type\"");
                         return Err(bad(
                             &file,
-                            format!("rope scaling {other:?} is not supported (linear and llama3 are)"),
+                            format!("rope scaling {name} is not supported (default, linear and llama3 are)"),
                         ));
                     }
                 }
