@@ -49,7 +49,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: String,
     /// Threads that compute; all cores when not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Use what is cached; never go online
     #[arg(long)]
@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("weaklink: {}", one_line(&error));
+            terminal::tell(&format!("weaklink: {}", one_line(&error)));
             ExitCode::from(2)
         }
     }
@@ -117,6 +117,6 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let lines =
         text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    eprintln!("weaklink: {} (see --help)", line.trim_start_matches("error: "));
+    terminal::tell(&format!("weaklink: {} (see --help)", line.trim_start_matches("error: ")));
     ExitCode::from(2)
 }

@@ -128,7 +128,7 @@ impl EngineHandle {
         }
         let prompt = self.prompt_ids(&request.prompt)?;
         // The last token is drawn but never computed, hence the - 1.
-        if prompt.len() + request.max_tokens - 1 > self.context {
+        if prompt.len().saturating_add(request.max_tokens - 1) > self.context {
             return Err(GenerateError::TooLong {
                 prompt: prompt.len(),
                 max_tokens: request.max_tokens,

@@ -105,7 +105,8 @@ pub struct Store {
 
 impl Store {
     /// Writes the beginning of a run and opens it for work. The file appears under
-    /// its name only when plan, items and chains are all in it.
+    /// its name only when plan, items, chains and the facts of the first session are
+    /// all in it: what can be seen can be resumed.
     ///
     /// # Errors
     /// When the file cannot be written; the folder is then as it was before.
@@ -114,10 +115,11 @@ impl Store {
         plan: &impl Serialize,
         items: &[(String, impl Serialize)],
         trials: &[TrialRow],
+        session: &impl Serialize,
     ) -> Result<Self, StoreError> {
         let path = folder.path().join(DATABASE);
         let part = folder.path().join("run.db.part");
-        let written = write_beginning(&part, plan, items, trials).and_then(|()| {
+        let written = write_beginning(&part, plan, items, trials, session).and_then(|()| {
             let renamed = std::fs::rename(&part, &path).and_then(|()| sync_folder(folder.path()));
             renamed.map_err(|source| StoreError::Unwritable { dir: folder.path().to_owned(), source })
         });
@@ -291,7 +293,7 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that a process begins to work on the run, and with what.
+    /// Notes that another process goes on with the run, and with what.
     pub fn begin_session(&self, facts: &impl Serialize) -> Result<(), StoreError> {
         self.ask(|c| c.execute("INSERT INTO sessions (facts) VALUES (?)", [json(facts)]))?;
         Ok(())
@@ -327,6 +329,7 @@ fn write_beginning(
     plan: &impl Serialize,
     items: &[(String, impl Serialize)],
     trials: &[TrialRow],
+    session: &impl Serialize,
 ) -> Result<(), StoreError> {
     // What a killed process left there holds nothing that was ever promised.
     let _ = std::fs::remove_file(path);
@@ -344,6 +347,7 @@ fn write_beginning(
             let sql = "INSERT INTO trials (key, item, format, condition, replicate) VALUES (?, ?, ?, ?, ?)";
             all.execute(sql, params![key, item, format, condition, replicate])?;
         }
+        all.execute("INSERT INTO sessions (facts) VALUES (?)", [json(session)])?;
         all.commit()?;
         connection.close().map_err(|(_, error)| error)
     };

@@ -41,7 +41,7 @@ fn victim() {
         (Relay::stored(&store).expect("its plan"), store)
     } else {
         let relay = plan(victims_settings(), &model);
-        let store = relay.begin(RunFolder::claim_new(dir).expect("a free folder")).expect("a new run");
+        let store = relay.begin(RunFolder::claim_new(dir).expect("a free folder"), &"a test").expect("a new run");
         (relay, store)
     };
     relay.check_unchanged(&model).expect("nothing changed");

@@ -76,7 +76,7 @@ pub fn plan(settings: Settings, model: &Model) -> Relay {
 }
 
 pub fn begin(relay: &Relay, dir: &Path) -> Store {
-    relay.begin(RunFolder::claim_new(dir).expect("a free folder")).expect("a new run")
+    relay.begin(RunFolder::claim_new(dir).expect("a free folder"), &"a test").expect("a new run")
 }
 
 /// Drives what is left of a run to its end.

@@ -1,12 +1,13 @@
 //! `weaklink generate`: one completion, streamed.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
+use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::bail;
 use tokio::sync::mpsc;
 
-use super::terminal::printable;
+use super::terminal::{emit, printable, tell};
 use super::{ModelArgs, model};
 use crate::engine::load::LoadOptions;
 use crate::generate::{Completion, Message, Prompt, Request, Role, Sampling};
@@ -24,22 +25,22 @@ pub(crate) struct GenerateArgs {
     #[arg(long, conflicts_with = "system")]
     raw: bool,
     /// At most this many tokens
-    #[arg(long, default_value_t = 256, value_name = "N")]
+    #[arg(long, default_value_t = 256, value_name = "N", allow_negative_numbers = true)]
     max_tokens: usize,
     /// 0 takes the likeliest token each time
     #[arg(long, default_value_t = 0.7, value_name = "T", allow_negative_numbers = true)]
     temperature: f32,
     /// Draw among the K likeliest tokens only
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Draw among the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// End before this string (may be given more than once)
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// The same seed gives the same text
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: u64,
     /// Print one JSON document instead of the text
     #[arg(long)]
@@ -72,15 +73,27 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let completion = runtime.block_on(async {
         let (pieces, received) = mpsc::unbounded_channel();
-        let printing = print_pieces(received, args.json);
-        let (completion, printed) = tokio::join!(loaded.handle.stream(request, pieces), printing);
-        printed?;
-        anyhow::Ok(completion?)
+        let mut completion = pin!(loaded.handle.stream(request, pieces));
+        let mut printing = pin!(print_pieces(received, args.json));
+        tokio::select! {
+            biased;
+            read = &mut printing => {
+                if !read? {
+                    return anyhow::Ok(None);
+                }
+                Ok(Some(completion.await?))
+            }
+            completion = &mut completion => {
+                printing.await?;
+                Ok(Some(completion?))
+            }
+        }
     })?;
+    let Some(completion) = completion else { return Ok(ExitCode::SUCCESS) };
     if args.json {
-        println!("{}", serde_json::to_string(&completion)?);
+        emit(&(serde_json::to_string(&completion)? + "\n"))?;
     } else {
-        println!();
+        emit("\n")?;
         if args.model.verbose > 0 {
             summary(&completion);
         }
@@ -89,21 +102,20 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints text as it comes; on a terminal without its control characters.
-async fn print_pieces(mut pieces: mpsc::UnboundedReceiver<String>, quiet: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout();
-    let terminal = out.is_terminal();
+///
+/// Ends when nobody reads any more; whoever waits for the completion may stop too.
+async fn print_pieces(mut pieces: mpsc::UnboundedReceiver<String>, quiet: bool) -> anyhow::Result<bool> {
+    let terminal = std::io::stdout().is_terminal();
     while let Some(piece) = pieces.recv().await {
-        if !quiet {
-            let shown = if terminal { printable(&piece) } else { piece };
-            out.write_all(shown.as_bytes())?;
-            out.flush()?;
+        if !quiet && !emit(&if terminal { printable(&piece) } else { piece })? {
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 fn summary(completion: &Completion) {
-    eprintln!(
+    tell(&format!(
         "{} prompt tokens ({} cached), {} generated in {:.2} s, ended by {}",
         completion.prompt_tokens,
         completion.cached_tokens,
@@ -113,5 +125,5 @@ fn summary(completion: &Completion) {
             crate::generate::Finish::Stop => "the model",
             crate::generate::Finish::Length => "the token limit",
         }
-    );
+    ));
 }

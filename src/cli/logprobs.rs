@@ -1,11 +1,11 @@
 //! `weaklink logprobs`: log-probabilities of given texts, a JSON line each.
 
-use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
+use super::terminal::emit;
 use super::{ModelArgs, lines, model};
 use crate::engine::score::Scorer;
 
@@ -41,7 +41,6 @@ pub(crate) fn run(args: LogprobsArgs) -> anyhow::Result<ExitCode> {
     let model = model::open(&args.model)?;
     let text = model.text.clone();
     let mut scorer = Scorer::new(&model, model::threads(&args.model)?)?;
-    let mut out = BufWriter::new(std::io::stdout().lock());
     for (number, line) in lines::stdin() {
         let context = || format!("stdin, line {number}");
         let input: Input = lines::parse(&line.with_context(context)?).with_context(context)?;
@@ -55,9 +54,10 @@ pub(crate) fn run(args: LogprobsArgs) -> anyhow::Result<ExitCode> {
             _ => bail!("stdin, line {number}: give either \"ids\" or \"text\""),
         };
         let score = scorer.score(&ids).with_context(context)?;
-        serde_json::to_writer(&mut out, &Output { ids, logprobs: score.logprobs, next: score.next })?;
-        writeln!(out)?;
-        out.flush()?;
+        let output = Output { ids, logprobs: score.logprobs, next: score.next };
+        if !emit(&(serde_json::to_string(&output)? + "\n"))? {
+            break;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

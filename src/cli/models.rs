@@ -1,12 +1,13 @@
 //! `weaklink models`: the cards built into the program.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde::Serialize;
 use weaklink_models::card::{Card, CardKind, CardSource, DEFAULT_CARD};
 use weaklink_models::fetch::{FetchOptions, Fetcher};
+
+use super::terminal::emit;
 
 /// List the models that can be named by a card: size, licence, cached or not
 #[derive(clap::Args)]
@@ -130,15 +131,6 @@ pub(crate) fn megabytes(bytes: u64) -> String {
         format!("{:.2} GB", bytes as f64 / 1e9)
     } else {
         format!("{:.1} MB", bytes as f64 / 1e6)
-    }
-}
-
-/// Writes to stdout. A reader that has seen enough (`| head`) is no error.
-pub(crate) fn emit(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
     }
 }
 

@@ -10,7 +10,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use weaklink_models::fetch::{FetchError, FetchOptions, Fetcher, LocalModel, ModelSpec, Progress};
 
-use super::models::{emit, megabytes};
+use super::models::megabytes;
+use super::terminal::{emit, tell};
 
 /// Fetch models into the cache and print their paths
 #[derive(clap::Args)]
@@ -104,8 +105,8 @@ impl Display {
             }
             Progress::Waiting { source } => self.begin(source, None),
             Progress::Note(text) => match &self.bar {
-                Some(bar) => bar.suspend(|| eprintln!("weaklink: {text}")),
-                None => eprintln!("weaklink: {text}"),
+                Some(bar) => bar.suspend(|| tell(&format!("weaklink: {text}"))),
+                None => tell(&format!("weaklink: {text}")),
             },
         }
     }
@@ -118,7 +119,7 @@ impl Display {
         self.current = what.to_owned();
         if !self.terminal {
             let size = total.map_or(String::new(), |total| format!(", {}", megabytes(total)));
-            eprintln!("weaklink: fetching {what}{size}");
+            tell(&format!("weaklink: fetching {what}{size}"));
             return;
         }
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());

@@ -1,6 +1,5 @@
 //! `weaklink relay`: plans a run, drives it and prints its tables.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,8 +7,9 @@ use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use super::{ModelArgs, OutArgs, model, pull};
-use crate::engine::load::{LoadOptions, OpenModel};
+use super::terminal::{emit, tell};
+use super::{ModelArgs, OutArgs, model};
+use crate::engine::load::LoadOptions;
 use crate::generate::{Backend, Prompt};
 use crate::store::{RunFolder, Store};
 use crate::studies::relay::plan::CODE;
@@ -20,6 +20,8 @@ use crate::studies::relay::table::Summary;
 /// Hops of a chain, and tokens of a message, unless something else is asked for.
 const HOPS: u32 = 6;
 const MAX_TOKENS: usize = 512;
+/// More chains at once than any machine's memory holds.
+const MAX_BATCH: usize = 4096;
 /// What `--quick` takes instead, and how many items: a look at all formats within minutes on two cores.
 const QUICK_HOPS: u32 = 3;
 const QUICK_MAX_TOKENS: usize = 384;
@@ -60,7 +62,7 @@ pub(crate) struct RelayArgs {
     #[arg(long)]
     quick: bool,
     /// Root of the items and of every draw
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
     #[command(flatten)]
     work: WorkArgs,
@@ -84,6 +86,7 @@ pub(super) struct WorkArgs {
 impl WorkArgs {
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!(self.batch > 0, "--batch is 0: at least one chain runs at a time");
+        ensure!(self.batch <= MAX_BATCH, "--batch is {}: at most {MAX_BATCH} chains run at a time", self.batch);
         Ok(())
     }
 }
@@ -140,8 +143,7 @@ pub(crate) fn run(args: RelayArgs) -> anyhow::Result<ExitCode> {
     relay.check_fit(&model)?;
     let folder = claim()?;
     let dir = folder.path().to_owned();
-    let store = relay.begin(folder)?;
-    store.begin_session(&Session::new(model_args, work))?;
+    let store = relay.begin(folder, &Session::new(model_args, work))?;
     go_on(&relay, &model, &store, &dir, work)
 }
 
@@ -175,24 +177,32 @@ pub(super) fn go_on(
 /// Prints the tables of the run in `dir`, or its JSON document.
 pub(super) fn print(store: &Store, dir: &Path, json: bool) -> anyhow::Result<()> {
     let summary = Summary::of(store, dir)?;
-    say(&if json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })
+    emit(&if json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })?;
+    Ok(())
 }
 
-/// Writes to stdout. A reader that has seen enough (`| head`) is no error.
-pub(super) fn say(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot write to stdout"),
-        _ => Ok(()),
-    }
-}
-
-/// Ready when the user presses Ctrl-C.
+/// Ready when the user presses Ctrl-C, or when the system asks the program to end.
 async fn interrupt() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Without a handler the system ends the process, which is as good: the store holds every hop.
-        std::future::pending::<()>().await;
+    // Without a handler the system ends the process, which is as good: the store holds every hop.
+    let or_never = async |asked: bool| {
+        if !asked {
+            std::future::pending::<()>().await
+        }
+    };
+    let ctrl_c = async { or_never(tokio::signal::ctrl_c().await.is_ok()).await };
+    #[cfg(unix)]
+    tokio::select! {
+        () = ctrl_c => {}
+        () = async { or_never(terminated().await.is_some()).await } => {}
     }
+    #[cfg(not(unix))]
+    ctrl_c.await;
+}
+
+/// SIGTERM: what batch systems send before they kill.
+#[cfg(unix)]
+async fn terminated() -> Option<()> {
+    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).ok()?.recv().await
 }
 
 /// Drawn on stderr, and only where that is a terminal.
@@ -223,15 +233,14 @@ fn show_progress(bar: &ProgressBar, progress: &Progress) {
 /// Loads the model and starts its engine.
 pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
     let options = LoadOptions { batch, threads: model::threads(args)?, context: None };
-    let local = pull::resolve(&args.model, args.offline)?;
-    let shots = local.card.as_ref().map_or(0, |card| card.shots);
-    let open = OpenModel::open(&local)?;
+    let open = model::open(args)?;
+    let shots = open.shots;
     if !open.text.has_template() {
         bail!("{} has no chat template, and a relay is a chat: choose an instruction-tuned model", open.name);
     }
     let memory = open.plan_memory(&options)?;
     if args.verbose > 0 {
-        eprintln!("weaklink: {memory}");
+        tell(&format!("weaklink: {memory}"));
     }
     let loaded = open.start(&options)?;
     let engine = loaded.handle.clone();

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::relay::{print, say};
+use super::relay::print;
 use super::resume::folder_of;
+use super::terminal::emit;
 use crate::score::{FactScore, MessageScore, Verdict, score};
 use crate::store::{FailureRow, HopRow, Store, TrialRow};
 use crate::studies::relay::corpus::Item;
@@ -45,12 +46,12 @@ pub(crate) fn run(args: ShowArgs) -> anyhow::Result<ExitCode> {
     match &args.chain {
         Some(name) => {
             let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-            say(&run.chain(run.find(name, dir)?, Paint(colour))?)?;
+            emit(&run.chain(run.find(name, dir)?, Paint(colour))?)?;
         }
         None => {
             print(&store, dir, false)?;
             let name = plain(&dir.display().to_string());
-            say(&format!("\nChains (weaklink show {name} CHAIN for the messages)\n{}", run.list()?))?;
+            emit(&format!("\nChains (weaklink show {name} CHAIN for the messages)\n{}", run.list()?))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,11 +1,11 @@
 //! `weaklink tokenize`: token ids of texts, a JSON line each.
 
-use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use super::terminal::emit;
 use super::{ModelArgs, lines, model};
 
 /// Turn texts into token ids: JSON lines {"text"} on stdin become {"text","ids"}
@@ -33,14 +33,13 @@ struct Output {
 
 pub(crate) fn run(args: TokenizeArgs) -> anyhow::Result<ExitCode> {
     let text = model::open(&args.model)?.text;
-    let mut out = BufWriter::new(std::io::stdout().lock());
     for (number, line) in lines::stdin() {
         let context = || format!("stdin, line {number}");
         let input: Input = lines::parse(&line.with_context(context)?).with_context(context)?;
         let ids = text.encode(&input.text, args.special).with_context(context)?;
-        serde_json::to_writer(&mut out, &Output { text: input.text, ids })?;
-        writeln!(out)?;
+        if !emit(&(serde_json::to_string(&Output { text: input.text, ids })? + "\n"))? {
+            break;
+        }
     }
-    out.flush()?;
     Ok(ExitCode::SUCCESS)
 }

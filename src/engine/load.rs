@@ -45,6 +45,8 @@ pub struct OpenModel {
     pub text: Arc<Text>,
     /// Its shape.
     pub config: DecoderConfig,
+    /// Worked examples that its card asks for.
+    pub shots: u32,
     source: Source,
     /// The files that hold the weights.
     files: Vec<PathBuf>,
@@ -85,7 +87,7 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.cache + self.scratch
+        self.weights.saturating_add(self.cache).saturating_add(self.scratch)
     }
 }
 
@@ -137,7 +139,8 @@ impl OpenModel {
                 config.vocab
             );
         }
-        Ok(Self { name: local.name.clone(), text: Arc::new(text), config, source, files })
+        let shots = local.card.as_ref().map_or(0, |card| card.shots);
+        Ok(Self { name: local.name.clone(), text: Arc::new(text), config, shots, source, files })
     }
 
     /// Hashes the weights and says what the model is.
@@ -165,14 +168,15 @@ impl OpenModel {
         let context = self.context(options);
         // Every sequence at its longest, up to a typical relay's length; beyond that the
         // scheduler preempts. One sequence always fits whole.
-        let tokens = context.max(options.batch * context.min(2048));
+        let tokens = context.max(options.batch.saturating_mul(context.min(2048)));
         let blocks = tokens.div_ceil(BLOCK_SIZE);
         let rows = STEP_TOKENS.max(options.batch);
         let row = 4 * c.hidden + 3 * c.ffn + 2 * (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let scratch = size_of::<f32>() * (rows * row + 2 * options.batch * c.vocab);
+        let logits = options.batch.saturating_mul(2 * c.vocab);
+        let scratch = rows.saturating_mul(row).saturating_add(logits).saturating_mul(size_of::<f32>());
         let plan = MemoryPlan {
             weights: self.weight_bytes()?,
-            cache: (blocks * KvCache::block_bytes(c)) as u64,
+            cache: blocks.saturating_mul(KvCache::block_bytes(c)) as u64,
             scratch: scratch as u64,
             available: available_memory(),
             blocks,

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rusqlite::ErrorCode;
+use rusqlite::{ErrorCode, ffi};
 
 use super::DATABASE;
 
@@ -73,10 +73,16 @@ pub enum StoreError {
 /// Sorts what SQLite says about the file at `path`.
 pub(super) fn fault(path: &Path, source: rusqlite::Error) -> StoreError {
     let path = path.to_owned();
+    // The helper files of a database are mapped into memory, where a disk without room shows as this.
+    let full = [ffi::SQLITE_IOERR_SHMSIZE, ffi::SQLITE_IOERR_SHMMAP];
+    if source.sqlite_error().is_some_and(|error| full.contains(&error.extended_code)) {
+        return StoreError::Full { path };
+    }
     match source.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => StoreError::Full { path },
         Some(ErrorCode::DatabaseCorrupt) => StoreError::Damaged { path, what: source.to_string() },
         Some(ErrorCode::NotADatabase) => StoreError::Foreign { path, what: "not an SQLite file".into() },
+        None => StoreError::Damaged { path, what: source.to_string() },
         _ => StoreError::Sqlite { path, source },
     }
 }

@@ -32,7 +32,7 @@ fn failure(trial: &str, hop: u32, kind: &str) -> FailureRow {
 fn create(dir: &Path) -> Result<Store, StoreError> {
     let items = [("a".to_owned(), json!({"brief": "it's \"so\""})), ("b".to_owned(), json!({"brief": "ü\0\n"}))];
     let folder = RunFolder::claim_new(dir)?;
-    Store::create(folder, &json!({"seed": 7}), &items, &[trial("k1", "a"), trial("k2", "b")])
+    Store::create(folder, &json!({"seed": 7}), &items, &[trial("k1", "a"), trial("k2", "b")], &json!({"batch": 0}))
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -49,6 +49,7 @@ fn what_is_written_is_read_back_by_a_later_process() {
     let hops = [hop("k1", 1, "'; DROP TABLE hops; --"), hop("k1", 2, "ü\0\u{1b}[31m"), hop("k2", 1, "")];
     {
         let store = create(&run).expect("a new run");
+        assert_eq!(store.last_session::<Value>().expect("a session"), Some(json!({"batch": 0})));
         store.begin_session(&json!({"batch": 1})).expect("a session");
         store.begin_session(&json!({"batch": 2})).expect("a session");
         for hop in &hops {
@@ -120,7 +121,7 @@ fn a_claim_without_a_run_leaves_nothing() {
     assert_eq!(names(dir.path()), ["notes"], "a user's folder keeps what was in it");
     let duplicate = [("a".to_owned(), json!(1)), ("a".to_owned(), json!(2))];
     let folder = RunFolder::claim_new(&dir.path().join("new")).expect("a claim");
-    assert!(Store::create(folder, &json!({}), &duplicate, &[]).is_err());
+    assert!(Store::create(folder, &json!({}), &duplicate, &[], &json!({})).is_err());
     assert_eq!(names(dir.path()), ["notes"]);
     let error = RunFolder::claim_new(&dir.path().join("notes/run")).expect_err("a file is no folder").to_string();
     assert!(error.starts_with("cannot write in "), "{error}");
@@ -132,7 +133,7 @@ fn runs_without_a_name_are_numbered() {
     for expected in ["relay-0001", "relay-0002"] {
         let folder = RunFolder::claim_next(dir.path(), "relay").expect("a claim");
         assert!(folder.path().ends_with(expected));
-        Store::create(folder, &json!({}), &[("a".to_owned(), json!(1))], &[]).expect("a run");
+        Store::create(folder, &json!({}), &[("a".to_owned(), json!(1))], &[], &json!({})).expect("a run");
     }
 }
 

@@ -18,7 +18,7 @@ mod load;
 mod pools;
 
 pub use generate::{DOMAINS, exemplar, generate};
-pub use load::{CorpusError, MAX_LINE_BYTES, load, parse};
+pub use load::{CorpusError, MAX_LINE_BYTES, load, parse, read};
 
 /// What a fact is about. Every generated brief has two of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 
 use crate::engine::load::ModelIdentity;
 use crate::generate::{Backend, Message};
@@ -16,6 +16,8 @@ use super::plan::{CODE, CorpusSource, PlannedFormat, RelayPlan, STUDY, Trial, sh
 
 /// More chains than this in one run are a slip of the keyboard.
 const MAX_CHAINS: usize = 1_000_000;
+/// As are more hops than this in one chain.
+const MAX_HOPS: u32 = 10_000;
 
 /// What the user asked for. `None` stands for a default that depends on something else.
 #[derive(Clone, Debug)]
@@ -60,6 +62,7 @@ impl Settings {
     pub fn resolve(self) -> anyhow::Result<Draft> {
         ensure!(self.items != Some(0), "--items is 0: a run needs at least one item");
         ensure!(self.hops > 0, "--hops is 0: a chain needs at least one hop");
+        ensure!(self.hops <= MAX_HOPS, "--hops is {}: a chain may have {MAX_HOPS} at most", self.hops);
         ensure!(self.replicates > 0, "--replicates is 0: a run needs at least one");
         ensure!(self.max_tokens > 0, "--max-tokens is 0: a message needs at least one token");
         let (t, shots) = (self.temperature, self.shots.unwrap_or(0));
@@ -89,13 +92,13 @@ impl Settings {
             let items = (0..count).map(|index| corpus::generate(self.seed, index)).collect();
             return Ok((items, CorpusSource::Generated { seed: self.seed }));
         };
-        let mut items = corpus::load(path)?;
-        ensure!(!items.is_empty(), "{} holds no item", path.display());
+        // Read once: the hash is of what was parsed, and a pipe can be read no second time.
+        let bytes = corpus::read(path)?;
+        let mut items = corpus::parse(&bytes[..], path)?;
         if let Some(count) = self.items {
             ensure!(count <= items.len(), "--items is {count}, but {} holds {}", path.display(), items.len());
             items.truncate(count);
         }
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok((items, CorpusSource::File { sha256: sha256_hex(&bytes) }))
     }
 }
@@ -282,11 +285,12 @@ impl Relay {
         self.plan.trials(&ids)
     }
 
-    /// Writes the plan, the items and the list of chains into `folder`.
+    /// Writes the plan, the items, the list of chains and what is known of this
+    /// session into `folder`.
     ///
     /// # Errors
     /// When the folder cannot be written.
-    pub fn begin(&self, folder: RunFolder) -> Result<Store, StoreError> {
+    pub fn begin(&self, folder: RunFolder, session: &impl serde::Serialize) -> Result<Store, StoreError> {
         let items: Vec<_> = self.items.iter().map(|item| (item.id.clone(), item)).collect();
         let rows = self.trials().into_iter().map(|trial| TrialRow {
             key: trial.key(),
@@ -295,7 +299,7 @@ impl Relay {
             condition: trial.condition,
             replicate: trial.replicate,
         });
-        Store::create(folder, &self.plan, &items, &rows.collect::<Vec<_>>())
+        Store::create(folder, &self.plan, &items, &rows.collect::<Vec<_>>(), session)
     }
 }
 

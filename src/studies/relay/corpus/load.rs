@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use super::Item;
 
 /// A longer line is refused: it is no brief, and reading it whole could exhaust the memory.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
+/// Items are held in memory, all of them; a larger file, or an endless one, is refused.
+const MAX_CORPUS_BYTES: u64 = 1 << 30;
 
 /// Why a corpus cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -41,8 +43,18 @@ pub enum CorpusError {
 
 /// Reads and checks the corpus at `path`: JSON lines, empty lines skipped.
 pub fn load(path: &Path) -> Result<Vec<Item>, CorpusError> {
-    let file = File::open(path).map_err(|source| CorpusError::Read { path: path.to_owned(), source })?;
-    parse(BufReader::new(file), path)
+    parse(&read(path)?[..], path)
+}
+
+/// The bytes of the corpus at `path`.
+pub fn read(path: &Path) -> Result<Vec<u8>, CorpusError> {
+    let failed = |source| CorpusError::Read { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    if file.take(MAX_CORPUS_BYTES + 1).read_to_end(&mut bytes).map_err(failed)? as u64 > MAX_CORPUS_BYTES {
+        return Err(failed(std::io::Error::other(format!("it is larger than {MAX_CORPUS_BYTES} bytes"))));
+    }
+    Ok(bytes)
 }
 
 /// Reads and checks a corpus from anywhere; `path` names it in errors.

@@ -98,11 +98,19 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Characters of a cell that are shown: a user's own names may be of any length.
+const CELL: usize = 200;
+
 /// Writes rows in columns: the first to the left, the others to the right.
 pub(crate) fn grid(f: &mut impl fmt::Write, rows: &[Vec<String>]) -> fmt::Result {
+    let shortened = |cell: &String| match cell.char_indices().nth(CELL) {
+        Some(_) => cell.chars().take(CELL - 1).chain(['…']).collect(),
+        None => cell.clone(),
+    };
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(shortened).collect()).collect();
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<_> = (0..).map_while(width).collect();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().zip(&widths).enumerate();
         let padded = cells.map(
             |(column, (cell, &width))| {
@@ -156,6 +164,11 @@ mod tests {
         grid(&mut text, &[row(&["a", "bbbb", "c"]), row(&["ünter", "–", "10"]), row(&["x"]), row(&[])])
             .expect("writing to a string");
         assert_eq!(text, "a      bbbb   c\nünter     –  10\nx\n\n");
+        // Names are the user's: one of any length must not break the table.
+        let mut text = String::new();
+        grid(&mut text, &[row(&[&"é".repeat(100_000), "1"]), row(&["a", "2"])]).expect("writing to a string");
+        let widths: Vec<_> = text.lines().map(|line| line.chars().count()).collect();
+        assert_eq!(widths, [CELL + 3, CELL + 3]);
     }
 
     #[test]
