@@ -324,7 +324,10 @@ impl Text {
 
     /// The text of `ids`. Control tokens give nothing, user-defined tokens their
     /// text. Invalid bytes give U+FFFD; an unfinished character at the end is
-    /// left out, which a [`stream`](Self::stream) reports.
+    /// left out, which a [`stream`](Self::stream) reports. For valid text this
+    /// inverts [`encode`](Self::encode) without control tokens, but for what the
+    /// model itself cannot tell apart: SentencePiece reads `▁` as a space, and
+    /// Qwen's tokenizer composes characters (NFC).
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut stream = self.stream();
         ids.iter().map(|&id| stream.push(id)).collect()

@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -196,4 +197,22 @@ fn unusable_folders_are_named() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    #[test]
+    fn damaged_folders_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), 32_u8..127), 1..4)) {
+        let mut bytes = tokenizer_json().to_string().into_bytes();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("tokenizer.json"), bytes)?;
+        if let Ok(text) = Text::from_folder(folder.path()) {
+            text.decode(&text.encode("hi 12 <think>é", true).unwrap_or_default());
+        }
+    }
 }
