@@ -285,7 +285,7 @@ fn stop_strings_end_the_text_before_them_and_streams_agree_with_the_reply() {
 fn one_sequence_without_numbers_takes_no_other_with_it() {
     const POISON: usize = 40;
     let folder = tempfile::tempdir().expect("a temporary folder");
-    // The embedding is the head too, so only the poisoned row's own logit is hurt elsewhere: make the head apart.
+    // The head is a matrix of its own in this file: the poisoned row is met only by who reads its token.
     let path = in_f32("tiny-llama", folder.path(), |name, values| {
         if name == "token_embd.weight" {
             values[POISON * 64] = f32::NAN;
@@ -298,7 +298,6 @@ fn one_sequence_without_numbers_takes_no_other_with_it() {
     let ask = |ids: Vec<u32>| Request { prompt: Prompt::Tokens(ids), max_tokens: 8, ..request("", "", 1) };
     let results =
         block_on(join_all([vec![1, 2, 3], vec![1, POISON as u32, 3], vec![4, 5]].map(|ids| engine.generate(ask(ids)))));
-    println!("{results:?}");
     assert_eq!(results[1], Err(GenerateError::NotANumber { index: 0 }));
     for other in [&results[0], &results[2]] {
         assert!(other.is_ok(), "{other:?}");
