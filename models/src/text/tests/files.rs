@@ -171,6 +171,7 @@ fn unusable_folders_are_named() {
         ("no decoder", with(&|t| t["decoder"] = Value::Null), "there is no decoder"),
         ("odd decoder", with(&|t| t["decoder"] = json!({"type": "CTC"})), "decoder CTC is not supported"),
         ("unknown unk", with(&|t| t["model"]["unk_token"] = json!("<u>")), "unk_token names the token \"<u>\""),
+        ("bos not named", beside("tokenizer_config.json", json!({"add_bos_token": true})), "a BOS token is asked for"),
         ("bos unknown", beside("tokenizer_config.json", json!({"bos_token": "<b>"})), "bos_token names the token"),
         ("eos too large", beside("config.json", json!({"eos_token_id": 264})), "eos_token_id of config.json is 264"),
         (

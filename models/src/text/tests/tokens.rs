@@ -284,6 +284,22 @@ fn sentence_piece_metadata_is_checked() {
 }
 
 #[test]
+fn harmless_oddities_are_taken() {
+    // A padding id beyond the vocabulary, nameless tokens, no token types.
+    let names = ["", "", "a", "<0x62>"];
+    let odd = GgufWriter::new()
+        .meta("tokenizer.ggml.model", "llama")
+        .meta("tokenizer.ggml.tokens", MetaValue::strings(names))
+        .meta("tokenizer.ggml.scores", MetaValue::f32s([0.0; 4]))
+        .meta("tokenizer.ggml.add_space_prefix", false)
+        .meta("tokenizer.ggml.padding_token_id", 4);
+    assert_eq!(text(&odd).encode("ab", false).expect("encodes"), [2, 3]);
+    // Without byte tokens the unknown token stands for a character.
+    let unknown = odd.meta("tokenizer.ggml.token_type", MetaValue::i32s([2, 1, 1, 6]));
+    assert_eq!(text(&unknown).encode("aéb", false).expect("encodes"), [2, 0, 3]);
+}
+
+#[test]
 fn text_without_a_token_is_an_error() {
     let tokens = ["a", "b"];
     let tiny = GgufWriter::new()
