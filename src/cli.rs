@@ -15,7 +15,6 @@ mod pull;
 mod relay;
 mod resume;
 mod show;
-mod terminal;
 mod tokenize;
 
 /// Runs multi-hop agent relays on small local language models and measures what gets lost.

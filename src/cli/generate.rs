@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::bail;
 use tokio::sync::mpsc;
 
-use super::terminal::printable;
 use super::{ModelArgs, model};
 use crate::engine::load::LoadOptions;
-use crate::generate::{Completion, Message, Prompt, Request, Role, Sampling};
+use crate::generate::{Completion, Finish, Message, Prompt, Request, Role, Sampling};
+use crate::terminal::plain_lines;
 
 /// Make one completion and print it as it grows
 #[derive(clap::Args)]
@@ -94,7 +94,7 @@ async fn print_pieces(mut pieces: mpsc::UnboundedReceiver<String>, quiet: bool) 
     let terminal = out.is_terminal();
     while let Some(piece) = pieces.recv().await {
         if !quiet {
-            let shown = if terminal { printable(&piece) } else { piece };
+            let shown = if terminal { plain_lines(&piece) } else { piece };
             out.write_all(shown.as_bytes())?;
             out.flush()?;
         }
@@ -110,8 +110,8 @@ fn summary(completion: &Completion) {
         completion.generated_tokens,
         completion.seconds,
         match completion.finish {
-            crate::generate::Finish::Stop => "the model",
-            crate::generate::Finish::Length => "the token limit",
+            Finish::Stop => "the model",
+            Finish::Length => "the token limit",
         }
     );
 }

@@ -18,6 +18,7 @@ use weaklink_models::text::Text;
 use weaklink_models::weights::{Folder, Weights};
 
 use super::{EngineHandle, EngineLimits};
+use crate::hash::hex;
 
 /// What makes one model's text differ from another's. Part of every plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -272,10 +273,6 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> std::io::Result<()> {
             n => hash.update(&buffer[..n]),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Bytes that the kernel says can be had without swapping; `None` where it does not say.

@@ -160,6 +160,8 @@ impl Template {
         env.get_template("chat_template")?.render(context! {
             messages,
             add_generation_prompt => true,
+            // A relayed message is an answer; thinking before it would use up its token limit.
+            enable_thinking => false,
             tools => Value::from(()),
             documents => Value::from(()),
             bos_token => self.names.bos.as_deref().unwrap_or_default(),

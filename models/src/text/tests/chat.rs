@@ -227,7 +227,7 @@ fn what_templates_expect_is_there() {
         ("{{ messages[0].content }}\n", "hi"),
         ("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", "hi"),
         ("{{ '<&>' }}{{ messages[0].content }}", "<&>hi"),
-        ("{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{{ messages[0].content }}", "hi"),
+        ("{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{{ messages[0].content }}", "nohi"),
         ("{{ messages[0].content if messages[0].content is string }}", "hi"),
         (
             "{%- set ns = namespace(n=0) %}{%- for m in messages[::-1] %}{%- set ns.n = ns.n + 1 %}{{ m.content }}{%- endfor %}{{ ns.n }}",
