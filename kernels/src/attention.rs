@@ -23,6 +23,9 @@ use crate::output::SharedRows;
 /// Positions of one span that share the loads of a task.
 const TILE: usize = 16;
 
+/// Keys scored at a time.
+const KEYS: usize = 4;
+
 /// What all layers of a kind have in common.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
@@ -196,15 +199,15 @@ struct Task<'a> {
 fn tasks<'a>(shape: &AttentionShape, spans: &'a [Span<'a>]) -> Vec<Task<'a>> {
     let group = shape.heads / shape.kv_heads;
     let tiles: usize = spans.iter().map(|span| span.query_len.div_ceil(TILE)).sum();
-    // With few tasks, the heads of a group go separate ways and load their keys twice.
-    let together = if tiles * shape.kv_heads < 4 * rayon::current_num_threads() { 1 } else { group };
-    let mut tasks = Vec::with_capacity(tiles * shape.kv_heads * group / together.max(1));
+    // With fewer tasks than threads, the heads of a group are shared out, and each part loads the keys for itself.
+    let parts = rayon::current_num_threads().div_ceil((tiles * shape.kv_heads).max(1)).clamp(1, group.max(1));
+    let mut tasks = Vec::with_capacity(tiles * shape.kv_heads * parts);
     for span in spans {
         for first in (0..span.query_len).step_by(TILE) {
             for kv_head in 0..shape.kv_heads {
-                for head in (kv_head * group..(kv_head + 1) * group).step_by(together.max(1)) {
-                    let queries = first..span.query_len.min(first + TILE);
-                    tasks.push(Task { span, queries, kv_head, heads: head..head + together });
+                for part in 0..parts {
+                    let heads = kv_head * group + group * part / parts..kv_head * group + group * (part + 1) / parts;
+                    tasks.push(Task { span, queries: first..span.query_len.min(first + TILE), kv_head, heads });
                 }
             }
         }
@@ -246,8 +249,10 @@ struct Scratch {
     /// One block of one head: `[position]`.
     k: Vec<Floats>,
     v: Vec<Floats>,
-    /// Scores of a block, padded with −∞.
-    scores: Vec<Floats>,
+    /// `[query][head][position]`: scores of a block, then weights; positions out of sight are −∞, then zero.
+    scores: Vec<[f32; LANES]>,
+    /// `[query][head]`: what the sums are to be multiplied by as the largest score grew.
+    fades: Vec<f32>,
 }
 
 thread_local! {
@@ -281,18 +286,24 @@ impl SimdOp for Attend<'_> {
             let keys = in_block(needed.clone());
             widen(s, &inputs.k[head..], shape.head_dim, keys.clone(), &mut scratch.k);
             widen(s, &inputs.v[head..], shape.head_dim, keys, &mut scratch.v);
-            for (i, query) in task.queries.clone().enumerate() {
-                let keys = in_block(shape.visible(task.position(query)));
-                if keys.is_empty() {
-                    continue;
-                }
-                for head in i * task.heads.len()..(i + 1) * task.heads.len() {
-                    let q = &scratch.q[head * vectors..][..vectors];
-                    score(s, q, &scratch.k, keys.clone(), &mut scratch.scores);
-                    let fade = weigh(s, &mut scratch.scores, &mut scratch.state[head]);
-                    let sums = &mut scratch.sums[head * vectors..][..vectors];
-                    accumulate(s, &scratch.scores, keys.clone(), &scratch.v, fade, sums);
-                }
+            // Each step runs over all queries before the next: their latencies overlap.
+            let visible = |query: usize| in_block(shape.visible(task.position(task.queries.start + query)));
+            let rows = (0..task.queries.len()).flat_map(|query| {
+                let heads = query * task.heads.len()..(query + 1) * task.heads.len();
+                heads.map(move |row| (row, visible(query))).filter(|(_, keys)| !keys.is_empty())
+            });
+            let width = size.div_ceil(LANES);
+            for (row, keys) in rows.clone() {
+                let q = &scratch.q[row * vectors..][..vectors];
+                score(s, q, &scratch.k, keys, &mut scratch.scores[row * width..][..width]);
+            }
+            for (row, _) in rows.clone() {
+                let scores = &mut scratch.scores[row * width..][..width];
+                scratch.fades[row] = weigh(s, scores, &mut scratch.state[row]);
+            }
+            for (row, keys) in rows {
+                let sums = &mut scratch.sums[row * vectors..][..vectors];
+                accumulate(s, &scratch.scores[row * width..], keys, &scratch.v, scratch.fades[row], sums);
             }
         }
         scratch.finish(inputs, task, vectors);
@@ -313,9 +324,10 @@ impl Scratch {
         // padding between head_dim and whole vectors must stay zero, which `widen` does not write
         for buffer in [&mut self.k, &mut self.v] {
             buffer.clear();
-            buffer.resize(shape.block_size * vectors, Floats::ZERO);
+            buffer.resize(shape.block_size.next_multiple_of(KEYS) * vectors, Floats::ZERO);
         }
-        self.scores.resize(shape.block_size.div_ceil(LANES), Floats::ZERO);
+        self.scores.resize(rows * shape.block_size.div_ceil(LANES), [0.0; LANES]);
+        self.fades.resize(rows, 1.0);
         let mut to = self.q.chunks_exact_mut(vectors);
         for query in task.queries.clone() {
             let row = &inputs.q[(task.span.query_start + query) * inputs.q_stride..];
@@ -366,37 +378,49 @@ fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &
 
 /// Scores of `keys`; −∞ elsewhere.
 #[inline(always)]
-fn score<S: Simd>(s: S, q: &[Floats], k: &[Floats], keys: Range<usize>, scores: &mut [Floats]) {
+fn score<S: Simd>(s: S, q: &[Floats], k: &[Floats], keys: Range<usize>, scores: &mut [[f32; LANES]]) {
     let vectors = q.len();
-    for scores in scores.iter_mut() {
-        scores.0.fill(f32::NEG_INFINITY);
-    }
-    for key in keys {
-        let mut dot = s.splat(0.0);
-        for (q, k) in q.iter().zip(&k[key * vectors..][..vectors]) {
-            dot = s.fma(s.load(&q.0), s.load(&k.0), dot);
+    let scores = scores.as_flattened_mut();
+    for group in keys.start / KEYS..keys.end.div_ceil(KEYS) {
+        let (a, rest) = k[group * KEYS * vectors..][..KEYS * vectors].split_at(vectors);
+        let (b, rest) = rest.split_at(vectors);
+        let (c, d) = rest.split_at(vectors);
+        let mut dots = [s.splat(0.0); KEYS];
+        for ((((q, a), b), c), d) in q.iter().zip(a).zip(b).zip(c).zip(d) {
+            let q = s.load(&q.0);
+            for (dot, k) in dots.iter_mut().zip([a, b, c, d]) {
+                *dot = s.fma(q, s.load(&k.0), *dot);
+            }
         }
-        scores[key / LANES].0[key % LANES] = s.sum(dot);
+        // the group's keys out of sight may hold anything: overwritten below
+        scores[group * KEYS..][..KEYS].copy_from_slice(&s.sum4(dots));
     }
+    scores[..keys.start].fill(f32::NEG_INFINITY);
+    scores[keys.end..].fill(f32::NEG_INFINITY);
 }
 
 /// Turns scores into weights relative to the largest score so far; returns what earlier sums are to be multiplied by.
 ///
 /// NaN, or nothing but −∞, makes the weights NaN, and the sums with them.
 #[inline(always)]
-fn weigh<S: Simd>(s: S, scores: &mut [Floats], state: &mut (f32, f32)) -> f32 {
+fn weigh<S: Simd>(s: S, scores: &mut [[f32; LANES]], state: &mut (f32, f32)) -> f32 {
     let mut largest = s.splat(state.0);
     for scores in scores.iter() {
-        largest = s.max(s.load(&scores.0), largest);
+        largest = s.max(s.load(scores), largest);
     }
     let largest = s.max_lane(largest);
-    let mut lanes = [0.0; LANES];
-    s.store(exp(s, s.splat(state.0 - largest)), &mut lanes);
-    let fade = lanes[0];
+    let fade = match largest == state.0 {
+        true => 1.0, // as `exp` says, at no cost
+        false => {
+            let mut lanes = [0.0; LANES];
+            s.store(exp(s, s.splat(state.0 - largest)), &mut lanes);
+            lanes[0]
+        }
+    };
     let mut total = s.splat(0.0);
     for scores in scores.iter_mut() {
-        let weight = exp(s, s.sub(s.load(&scores.0), s.splat(largest)));
-        s.store(weight, &mut scores.0);
+        let weight = exp(s, s.sub(s.load(scores), s.splat(largest)));
+        s.store(weight, scores);
         total = s.add(total, weight);
     }
     *state = (largest, state.1 * fade + s.sum(total));
@@ -405,15 +429,50 @@ fn weigh<S: Simd>(s: S, scores: &mut [Floats], state: &mut (f32, f32)) -> f32 {
 
 /// `sums = fade · sums + Σ weight · v`, keys in order.
 #[inline(always)]
-fn accumulate<S: Simd>(s: S, weights: &[Floats], keys: Range<usize>, v: &[Floats], fade: f32, sums: &mut [Floats]) {
+fn accumulate<S: Simd>(
+    s: S,
+    weights: &[[f32; LANES]],
+    keys: Range<usize>,
+    v: &[Floats],
+    fade: f32,
+    sums: &mut [Floats],
+) {
     let vectors = sums.len();
-    for (i, to) in sums.iter_mut().enumerate() {
-        let mut sum = s.mul(s.load(&to.0), s.splat(fade));
-        for key in keys.clone() {
-            let weight = s.splat(weights[key / LANES].0[key % LANES]);
-            sum = s.fma(weight, s.load(&v[key * vectors + i].0), sum);
+    let (fours, rest) = sums.as_chunks_mut::<4>();
+    let first = 4 * fours.len();
+    for (i, sums) in fours.iter_mut().enumerate() {
+        accumulate_some(s, weights, keys.clone(), &v[4 * i..], vectors, fade, sums);
+    }
+    for (i, sums) in rest.iter_mut().enumerate() {
+        accumulate_some(s, weights, keys.clone(), &v[first + i..], vectors, fade, std::array::from_mut(sums));
+    }
+}
+
+/// [`accumulate`] for `N` of the `vectors` of a head; `v` starts at the first of them.
+#[inline(always)]
+fn accumulate_some<S: Simd, const N: usize>(
+    s: S,
+    weights: &[[f32; LANES]],
+    keys: Range<usize>,
+    v: &[Floats],
+    vectors: usize,
+    fade: f32,
+    sums: &mut [Floats; N],
+) {
+    let mut running = [s.splat(0.0); N];
+    for (running, sums) in running.iter_mut().zip(sums.iter()) {
+        *running = s.mul(s.load(&sums.0), s.splat(fade));
+    }
+    let weights = &weights.as_flattened()[keys.clone()];
+    for (weight, v) in weights.iter().zip(v[keys.start * vectors..].chunks(vectors)) {
+        let weight = s.splat(*weight);
+        let v: &[Floats; N] = v.first_chunk().expect("whole vectors of a head");
+        for (running, v) in running.iter_mut().zip(v) {
+            *running = s.fma(weight, s.load(&v.0), *running);
         }
-        s.store(sum, &mut to.0);
+    }
+    for (running, sums) in running.into_iter().zip(sums) {
+        s.store(running, &mut sums.0);
     }
 }
 
