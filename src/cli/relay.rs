@@ -1,6 +1,6 @@
 //! `weaklink relay`: plans a run, drives it and prints its tables.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -230,7 +230,7 @@ pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
         bail!("{} has no chat template, and a relay is a chat: choose an instruction-tuned model", open.name);
     }
     let memory = open.plan_memory(&options)?;
-    if args.verbose > 0 {
+    if args.verbose > 0 || std::io::stderr().is_terminal() {
         eprintln!("weaklink: {memory}");
     }
     let loaded = open.start(&options)?;

@@ -102,8 +102,8 @@ impl std::fmt::Display for MemoryPlan {
     }
 }
 
-/// Tokens of prompt that one step may hold. Larger steps read the weights less often;
-/// beyond this the gain is below measurement and scratch memory grows.
+/// Tokens of prompt that one step may hold: enough rows that a step is bound by arithmetic rather than by
+/// reading the weights. More would only hold up the sequences that decode in the same step.
 const STEP_TOKENS: usize = 512;
 
 impl OpenModel {
