@@ -6,6 +6,7 @@
 //! softmax (Milakov and Gimelshein, 2018): its result depends on its keys, their
 //! places in the blocks and the instruction set, but not on how queries were cut
 //! into calls, spans or threads. Queries that share a K/V head share its loads.
+#![allow(clippy::needless_range_loop, reason = "heads, keys and vectors index several arrays at once")]
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -288,22 +289,32 @@ impl SimdOp for Attend<'_> {
             widen(s, &inputs.v[head..], shape.head_dim, keys, &mut scratch.v);
             // Each step runs over all queries before the next: their latencies overlap.
             let visible = |query: usize| in_block(shape.visible(task.position(task.queries.start + query)));
+            // (first row, rows, keys they see): heads of one query, two at a time where the registers hold two
+            let heads = task.heads.len();
             let rows = (0..task.queries.len()).flat_map(|query| {
-                let heads = query * task.heads.len()..(query + 1) * task.heads.len();
-                heads.map(move |row| (row, visible(query))).filter(|(_, keys)| !keys.is_empty())
+                let keys = visible(query);
+                let starts = (0..heads).step_by(S::PANELS).filter(move |_| !keys.is_empty());
+                starts.map(move |head| (query * heads + head, S::PANELS.min(heads - head), visible(query)))
             });
             let width = size.div_ceil(LANES);
-            for (row, keys) in rows.clone() {
-                let q = &scratch.q[row * vectors..][..vectors];
-                score(s, q, &scratch.k, keys, &mut scratch.scores[row * width..][..width]);
+            for (row, n, keys) in rows.clone() {
+                let (q, scores) = (&scratch.q[row * vectors..], &mut scratch.scores[row * width..]);
+                match n {
+                    2 => score::<S, 2>(s, q, vectors, &scratch.k, keys, scores, width),
+                    _ => score::<S, 1>(s, q, vectors, &scratch.k, keys, scores, width),
+                }
             }
-            for (row, _) in rows.clone() {
+            for row in rows.clone().flat_map(|(row, n, _)| row..row + n) {
                 let scores = &mut scratch.scores[row * width..][..width];
                 scratch.fades[row] = weigh(s, scores, &mut scratch.state[row]);
             }
-            for (row, keys) in rows {
-                let sums = &mut scratch.sums[row * vectors..][..vectors];
-                accumulate(s, &scratch.scores[row * width..], keys, &scratch.v, scratch.fades[row], sums);
+            for (row, n, keys) in rows {
+                let (weights, fades) = (&scratch.scores[row * width..], &scratch.fades[row..]);
+                let sums = &mut scratch.sums[row * vectors..];
+                match n {
+                    2 => accumulate::<S, 2>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
+                    _ => accumulate::<S, 1>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
+                }
             }
         }
         scratch.finish(inputs, task, vectors);
@@ -321,9 +332,11 @@ impl Scratch {
         self.sums.resize(rows * vectors, Floats::ZERO);
         self.state.clear();
         self.state.resize(rows, (f32::NEG_INFINITY, 0.0));
-        // padding between head_dim and whole vectors must stay zero, which `widen` does not write
         for buffer in [&mut self.k, &mut self.v] {
-            buffer.clear();
+            // `widen` does not write the padding between head_dim and whole vectors: it must be zero
+            if !shape.head_dim.is_multiple_of(LANES) {
+                buffer.clear();
+            }
             buffer.resize(shape.block_size.next_multiple_of(KEYS) * vectors, Floats::ZERO);
         }
         self.scores.resize(rows * shape.block_size.div_ceil(LANES), [0.0; LANES]);
@@ -362,6 +375,13 @@ impl Scratch {
 #[inline(always)]
 fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &mut [Floats]) {
     let vectors = head_dim.div_ceil(LANES);
+    if head_dim.is_multiple_of(LANES) {
+        let from = from[keys.start * head_dim..keys.end * head_dim].as_chunks::<LANES>().0;
+        for (to, from) in to[keys.start * vectors..].iter_mut().zip(from) {
+            s.store(s.load_f16(from), &mut to.0);
+        }
+        return;
+    }
     for key in keys {
         let (whole, rest) = from[key * head_dim..][..head_dim].as_chunks::<LANES>();
         let to = &mut to[key * vectors..][..vectors];
@@ -376,27 +396,40 @@ fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &
     }
 }
 
-/// Scores of `keys`; −∞ elsewhere.
+/// Scores of `keys` for `H` heads, from `q[head][vector]` to `scores[head][width]`; −∞ elsewhere.
 #[inline(always)]
-fn score<S: Simd>(s: S, q: &[Floats], k: &[Floats], keys: Range<usize>, scores: &mut [[f32; LANES]]) {
-    let vectors = q.len();
-    let scores = scores.as_flattened_mut();
+fn score<S: Simd, const H: usize>(
+    s: S,
+    q: &[Floats],
+    vectors: usize,
+    k: &[Floats],
+    keys: Range<usize>,
+    scores: &mut [[f32; LANES]],
+    width: usize,
+) {
+    let q: [&[Floats]; H] = std::array::from_fn(|h| &q[h * vectors..][..vectors]);
     for group in keys.start / KEYS..keys.end.div_ceil(KEYS) {
-        let (a, rest) = k[group * KEYS * vectors..][..KEYS * vectors].split_at(vectors);
-        let (b, rest) = rest.split_at(vectors);
-        let (c, d) = rest.split_at(vectors);
-        let mut dots = [s.splat(0.0); KEYS];
-        for ((((q, a), b), c), d) in q.iter().zip(a).zip(b).zip(c).zip(d) {
-            let q = s.load(&q.0);
-            for (dot, k) in dots.iter_mut().zip([a, b, c, d]) {
-                *dot = s.fma(q, s.load(&k.0), *dot);
+        let k: [&[Floats]; KEYS] = std::array::from_fn(|i| &k[(group * KEYS + i) * vectors..][..vectors]);
+        let mut dots = [[s.splat(0.0); KEYS]; H];
+        for i in 0..vectors {
+            for key in 0..KEYS {
+                let k = s.load(&k[key][i].0);
+                for h in 0..H {
+                    dots[h][key] = s.fma(s.load(&q[h][i].0), k, dots[h][key]);
+                }
             }
         }
-        // the group's keys out of sight may hold anything: overwritten below
-        scores[group * KEYS..][..KEYS].copy_from_slice(&s.sum4(dots));
+        for h in 0..H {
+            // keys of the group out of sight may hold anything: overwritten below
+            let scores = scores[h * width..][..width].as_flattened_mut();
+            scores[group * KEYS..][..KEYS].copy_from_slice(&s.sum4(dots[h]));
+        }
     }
-    scores[..keys.start].fill(f32::NEG_INFINITY);
-    scores[keys.end..].fill(f32::NEG_INFINITY);
+    for h in 0..H {
+        let scores = scores[h * width..][..width].as_flattened_mut();
+        scores[..keys.start].fill(f32::NEG_INFINITY);
+        scores[keys.end..].fill(f32::NEG_INFINITY);
+    }
 }
 
 /// Turns scores into weights relative to the largest score so far; returns what earlier sums are to be multiplied by.
@@ -427,52 +460,60 @@ fn weigh<S: Simd>(s: S, scores: &mut [[f32; LANES]], state: &mut (f32, f32)) -> 
     fade
 }
 
-/// `sums = fade · sums + Σ weight · v`, keys in order.
+/// `sums = fade · sums + Σ weight · v` for `H` heads, keys in order.
 #[inline(always)]
-fn accumulate<S: Simd>(
+#[allow(clippy::too_many_arguments, reason = "arrays of two heads and their strides, read in one place")]
+fn accumulate<S: Simd, const H: usize>(
     s: S,
     weights: &[[f32; LANES]],
-    keys: Range<usize>,
-    v: &[Floats],
-    fade: f32,
-    sums: &mut [Floats],
-) {
-    let vectors = sums.len();
-    let (fours, rest) = sums.as_chunks_mut::<4>();
-    let first = 4 * fours.len();
-    for (i, sums) in fours.iter_mut().enumerate() {
-        accumulate_some(s, weights, keys.clone(), &v[4 * i..], vectors, fade, sums);
-    }
-    for (i, sums) in rest.iter_mut().enumerate() {
-        accumulate_some(s, weights, keys.clone(), &v[first + i..], vectors, fade, std::array::from_mut(sums));
-    }
-}
-
-/// [`accumulate`] for `N` of the `vectors` of a head; `v` starts at the first of them.
-#[inline(always)]
-fn accumulate_some<S: Simd, const N: usize>(
-    s: S,
-    weights: &[[f32; LANES]],
+    width: usize,
+    fades: &[f32],
     keys: Range<usize>,
     v: &[Floats],
     vectors: usize,
-    fade: f32,
-    sums: &mut [Floats; N],
+    sums: &mut [Floats],
 ) {
-    let mut running = [s.splat(0.0); N];
-    for (running, sums) in running.iter_mut().zip(sums.iter()) {
-        *running = s.mul(s.load(&sums.0), s.splat(fade));
+    let weights: [&[f32]; H] = std::array::from_fn(|h| &weights[h * width..].as_flattened()[keys.clone()]);
+    let v = &v[keys.start * vectors..keys.end * vectors];
+    let fours = vectors / 4 * 4;
+    for first in (0..fours).step_by(4) {
+        accumulate_some::<S, H, 4>(s, weights, fades, v, vectors, first, sums);
     }
-    let weights = &weights.as_flattened()[keys.clone()];
-    for (weight, v) in weights.iter().zip(v[keys.start * vectors..].chunks(vectors)) {
-        let weight = s.splat(*weight);
-        let v: &[Floats; N] = v.first_chunk().expect("whole vectors of a head");
-        for (running, v) in running.iter_mut().zip(v) {
-            *running = s.fma(weight, s.load(&v.0), *running);
+    for first in fours..vectors {
+        accumulate_some::<S, H, 1>(s, weights, fades, v, vectors, first, sums);
+    }
+}
+
+/// [`accumulate`] for the `N` vectors of a head from `first` on.
+#[inline(always)]
+fn accumulate_some<S: Simd, const H: usize, const N: usize>(
+    s: S,
+    weights: [&[f32]; H],
+    fades: &[f32],
+    v: &[Floats],
+    vectors: usize,
+    first: usize,
+    sums: &mut [Floats],
+) {
+    let mut running = [[s.splat(0.0); N]; H];
+    for h in 0..H {
+        for n in 0..N {
+            running[h][n] = s.mul(s.load(&sums[h * vectors + first + n].0), s.splat(fades[h]));
         }
     }
-    for (running, sums) in running.into_iter().zip(sums) {
-        s.store(running, &mut sums.0);
+    for (key, v) in v.chunks_exact(vectors).enumerate() {
+        let v: &[Floats; N] = v[first..].first_chunk().expect("a head has these vectors");
+        for h in 0..H {
+            let weight = s.splat(weights[h][key]);
+            for n in 0..N {
+                running[h][n] = s.fma(weight, s.load(&v[n].0), running[h][n]);
+            }
+        }
+    }
+    for h in 0..H {
+        for n in 0..N {
+            s.store(running[h][n], &mut sums[h * vectors + first + n].0);
+        }
     }
 }
 
