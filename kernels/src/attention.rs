@@ -24,6 +24,9 @@ use crate::output::SharedRows;
 /// Positions of one span that share the loads of a task.
 const TILE: usize = 16;
 
+/// Multiply-adds below which attention stays on the calling thread: about the time it takes to wake another.
+const SERIAL: usize = 1 << 17;
+
 /// Keys scored at a time.
 const KEYS: usize = 4;
 
@@ -154,7 +157,8 @@ pub fn attention(
     let run = |task: &Task<'_>| {
         SCRATCH.with_borrow_mut(|scratch| isa.run(Attend { inputs: &inputs, task, scratch }));
     };
-    if tasks.len() < 2 {
+    let work = tasks.iter().map(Task::pairs).fold(0, usize::saturating_add).saturating_mul(2 * shape.head_dim);
+    if tasks.len() < 2 || work < SERIAL {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().with_max_len(1).for_each(run);
@@ -213,13 +217,18 @@ fn tasks<'a>(shape: &AttentionShape, spans: &'a [Span<'a>]) -> Vec<Task<'a>> {
             }
         }
     }
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.queries.len() * task.heads.len() * task.last_position()));
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.pairs()));
     tasks
 }
 
 impl Task<'_> {
     fn position(&self, query: usize) -> usize {
         self.span.context_len - self.span.query_len + query
+    }
+
+    /// About how many queries meet a key, windows aside.
+    fn pairs(&self) -> usize {
+        self.queries.len() * self.heads.len() * (self.last_position() + 1)
     }
 
     fn last_position(&self) -> usize {
