@@ -7,6 +7,8 @@
 //! places in the blocks and the instruction set, but not on how queries were cut
 //! into calls, spans or threads. Queries that share a K/V head share its loads.
 
+mod steps;
+
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -17,14 +19,14 @@ use rayon::prelude::*;
 use crate::KernelError;
 use crate::error::{area, check_at_least, check_len, check_range};
 use crate::isa::{Floats, Isa, LANES, Simd, SimdOp};
-use crate::math::exp;
 use crate::output::SharedRows;
+use steps::{KEYS, accumulate, score, weigh, widen};
 
 /// Positions of one span that share the loads of a task.
 const TILE: usize = 16;
 
-/// Keys scored at a time.
-const KEYS: usize = 4;
+/// Multiply-adds below which attention stays on the calling thread: about the time it takes to wake another.
+const SERIAL: usize = 1 << 17;
 
 /// What all layers of a kind have in common.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -153,7 +155,8 @@ pub fn attention(
     let run = |task: &Task<'_>| {
         SCRATCH.with_borrow_mut(|scratch| isa.run(Attend { inputs: &inputs, task, scratch }));
     };
-    if tasks.len() < 2 {
+    let work = tasks.iter().map(Task::pairs).fold(0, usize::saturating_add).saturating_mul(2 * shape.head_dim);
+    if tasks.len() < 2 || work < SERIAL {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().with_max_len(1).for_each(run);
@@ -212,13 +215,18 @@ fn tasks<'a>(shape: &AttentionShape, spans: &'a [Span<'a>]) -> Vec<Task<'a>> {
             }
         }
     }
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.queries.len() * task.heads.len() * task.last_position()));
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.pairs()));
     tasks
 }
 
 impl Task<'_> {
     fn position(&self, query: usize) -> usize {
         self.span.context_len - self.span.query_len + query
+    }
+
+    /// About how many queries meet a key, windows aside.
+    fn pairs(&self) -> usize {
+        self.queries.len() * self.heads.len() * (self.last_position() + 1)
     }
 
     fn last_position(&self) -> usize {
@@ -288,22 +296,32 @@ impl SimdOp for Attend<'_> {
             widen(s, &inputs.v[head..], shape.head_dim, keys, &mut scratch.v);
             // Each step runs over all queries before the next: their latencies overlap.
             let visible = |query: usize| in_block(shape.visible(task.position(task.queries.start + query)));
+            // (first row, rows, keys they see): heads of one query, two at a time where the registers hold two
+            let heads = task.heads.len();
             let rows = (0..task.queries.len()).flat_map(|query| {
-                let heads = query * task.heads.len()..(query + 1) * task.heads.len();
-                heads.map(move |row| (row, visible(query))).filter(|(_, keys)| !keys.is_empty())
+                let keys = visible(query);
+                let starts = (0..heads).step_by(S::PANELS).filter(move |_| !keys.is_empty());
+                starts.map(move |head| (query * heads + head, S::PANELS.min(heads - head), visible(query)))
             });
             let width = size.div_ceil(LANES);
-            for (row, keys) in rows.clone() {
-                let q = &scratch.q[row * vectors..][..vectors];
-                score(s, q, &scratch.k, keys, &mut scratch.scores[row * width..][..width]);
+            for (row, n, keys) in rows.clone() {
+                let (q, scores) = (&scratch.q[row * vectors..], &mut scratch.scores[row * width..]);
+                match n {
+                    2 => score::<S, 2>(s, q, vectors, &scratch.k, keys, scores, width),
+                    _ => score::<S, 1>(s, q, vectors, &scratch.k, keys, scores, width),
+                }
             }
-            for (row, _) in rows.clone() {
+            for row in rows.clone().flat_map(|(row, n, _)| row..row + n) {
                 let scores = &mut scratch.scores[row * width..][..width];
                 scratch.fades[row] = weigh(s, scores, &mut scratch.state[row]);
             }
-            for (row, keys) in rows {
-                let sums = &mut scratch.sums[row * vectors..][..vectors];
-                accumulate(s, &scratch.scores[row * width..], keys, &scratch.v, scratch.fades[row], sums);
+            for (row, n, keys) in rows {
+                let (weights, fades) = (&scratch.scores[row * width..], &scratch.fades[row..]);
+                let sums = &mut scratch.sums[row * vectors..];
+                match n {
+                    2 => accumulate::<S, 2>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
+                    _ => accumulate::<S, 1>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
+                }
             }
         }
         scratch.finish(inputs, task, vectors);
@@ -321,9 +339,11 @@ impl Scratch {
         self.sums.resize(rows * vectors, Floats::ZERO);
         self.state.clear();
         self.state.resize(rows, (f32::NEG_INFINITY, 0.0));
-        // padding between head_dim and whole vectors must stay zero, which `widen` does not write
         for buffer in [&mut self.k, &mut self.v] {
-            buffer.clear();
+            // `widen` does not write the padding between head_dim and whole vectors: it must be zero
+            if !shape.head_dim.is_multiple_of(LANES) {
+                buffer.clear();
+            }
             buffer.resize(shape.block_size.next_multiple_of(KEYS) * vectors, Floats::ZERO);
         }
         self.scores.resize(rows * shape.block_size.div_ceil(LANES), [0.0; LANES]);
@@ -355,124 +375,6 @@ impl Scratch {
                 }
             }
         }
-    }
-}
-
-/// Positions `keys` of one head of a block as floats, each padded to whole vectors.
-#[inline(always)]
-fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &mut [Floats]) {
-    let vectors = head_dim.div_ceil(LANES);
-    for key in keys {
-        let (whole, rest) = from[key * head_dim..][..head_dim].as_chunks::<LANES>();
-        let to = &mut to[key * vectors..][..vectors];
-        for (to, from) in to.iter_mut().zip(whole) {
-            s.store(s.load_f16(from), &mut to.0);
-        }
-        if !rest.is_empty() {
-            let mut padded = [0; LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            s.store(s.load_f16(&padded), &mut to[vectors - 1].0);
-        }
-    }
-}
-
-/// Scores of `keys`; −∞ elsewhere.
-#[inline(always)]
-fn score<S: Simd>(s: S, q: &[Floats], k: &[Floats], keys: Range<usize>, scores: &mut [[f32; LANES]]) {
-    let vectors = q.len();
-    let scores = scores.as_flattened_mut();
-    for group in keys.start / KEYS..keys.end.div_ceil(KEYS) {
-        let (a, rest) = k[group * KEYS * vectors..][..KEYS * vectors].split_at(vectors);
-        let (b, rest) = rest.split_at(vectors);
-        let (c, d) = rest.split_at(vectors);
-        let mut dots = [s.splat(0.0); KEYS];
-        for ((((q, a), b), c), d) in q.iter().zip(a).zip(b).zip(c).zip(d) {
-            let q = s.load(&q.0);
-            for (dot, k) in dots.iter_mut().zip([a, b, c, d]) {
-                *dot = s.fma(q, s.load(&k.0), *dot);
-            }
-        }
-        // the group's keys out of sight may hold anything: overwritten below
-        scores[group * KEYS..][..KEYS].copy_from_slice(&s.sum4(dots));
-    }
-    scores[..keys.start].fill(f32::NEG_INFINITY);
-    scores[keys.end..].fill(f32::NEG_INFINITY);
-}
-
-/// Turns scores into weights relative to the largest score so far; returns what earlier sums are to be multiplied by.
-///
-/// NaN, or nothing but −∞, makes the weights NaN, and the sums with them.
-#[inline(always)]
-fn weigh<S: Simd>(s: S, scores: &mut [[f32; LANES]], state: &mut (f32, f32)) -> f32 {
-    let mut largest = s.splat(state.0);
-    for scores in scores.iter() {
-        largest = s.max(s.load(scores), largest);
-    }
-    let largest = s.max_lane(largest);
-    let fade = match largest == state.0 {
-        true => 1.0, // as `exp` says, at no cost
-        false => {
-            let mut lanes = [0.0; LANES];
-            s.store(exp(s, s.splat(state.0 - largest)), &mut lanes);
-            lanes[0]
-        }
-    };
-    let mut total = s.splat(0.0);
-    for scores in scores.iter_mut() {
-        let weight = exp(s, s.sub(s.load(scores), s.splat(largest)));
-        s.store(weight, scores);
-        total = s.add(total, weight);
-    }
-    *state = (largest, state.1 * fade + s.sum(total));
-    fade
-}
-
-/// `sums = fade · sums + Σ weight · v`, keys in order.
-#[inline(always)]
-fn accumulate<S: Simd>(
-    s: S,
-    weights: &[[f32; LANES]],
-    keys: Range<usize>,
-    v: &[Floats],
-    fade: f32,
-    sums: &mut [Floats],
-) {
-    let vectors = sums.len();
-    let (fours, rest) = sums.as_chunks_mut::<4>();
-    let first = 4 * fours.len();
-    for (i, sums) in fours.iter_mut().enumerate() {
-        accumulate_some(s, weights, keys.clone(), &v[4 * i..], vectors, fade, sums);
-    }
-    for (i, sums) in rest.iter_mut().enumerate() {
-        accumulate_some(s, weights, keys.clone(), &v[first + i..], vectors, fade, std::array::from_mut(sums));
-    }
-}
-
-/// [`accumulate`] for `N` of the `vectors` of a head; `v` starts at the first of them.
-#[inline(always)]
-fn accumulate_some<S: Simd, const N: usize>(
-    s: S,
-    weights: &[[f32; LANES]],
-    keys: Range<usize>,
-    v: &[Floats],
-    vectors: usize,
-    fade: f32,
-    sums: &mut [Floats; N],
-) {
-    let mut running = [s.splat(0.0); N];
-    for (running, sums) in running.iter_mut().zip(sums.iter()) {
-        *running = s.mul(s.load(&sums.0), s.splat(fade));
-    }
-    let weights = &weights.as_flattened()[keys.clone()];
-    for (weight, v) in weights.iter().zip(v[keys.start * vectors..].chunks(vectors)) {
-        let weight = s.splat(*weight);
-        let v: &[Floats; N] = v.first_chunk().expect("whole vectors of a head");
-        for (running, v) in running.iter_mut().zip(v) {
-            *running = s.fma(weight, s.load(&v.0), *running);
-        }
-    }
-    for (running, sums) in running.into_iter().zip(sums) {
-        s.store(running, &mut sums.0);
     }
 }
 

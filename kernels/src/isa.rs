@@ -137,7 +137,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 16 running integer dot products, in whatever form is quickest to add to.
     type P: Copy;
 
-    /// Panels multiplied at a time: as many as the registers hold.
+    /// Panels multiplied, or heads attended to, at a time: 1 or 2, as many as the registers hold.
     const PANELS: usize;
     /// Whether `dot::<8>` reads codes as signed around 128, so that no correction is due.
     const SIGNED_BYTES: bool;

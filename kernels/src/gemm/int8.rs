@@ -81,6 +81,11 @@ fn slabs<S: Simd, const NP: usize, const BITS: u32, const SUBS: usize, const MIN
                 mins: &mut scratch.mins.as_chunks_mut().0[p * SLAB..][..units],
             });
         }
+        let codes: [&[Codes]; NP] = std::array::from_fn(|p| match BITS {
+            // whole bytes need no unpacking
+            8 => &q.planes.as_chunks().0[(task.panels.start + p) * q.units + first..][..units],
+            _ => &scratch.codes[p * SLAB..][..units],
+        });
         let (scales, mins) = (scratch.scales.as_chunks::<SUBS>().0, scratch.mins.as_chunks::<SUBS>().0);
         let sums = scratch.sums.as_chunks_mut::<NP>().0;
         let next = next_slabs::<NP>(q, task.panels.start, first + units, slab);
@@ -88,7 +93,7 @@ fn slabs<S: Simd, const NP: usize, const BITS: u32, const SUBS: usize, const MIN
             let at = |r: usize| (task.rows.start + row + r) * q.units + first;
             s.enter(Tile::<HEIGHT, NP, BITS, SUBS, MIN> {
                 units,
-                codes: std::array::from_fn(|p| &scratch.codes[p * SLAB..][..units]),
+                codes,
                 scales: std::array::from_fn(|p| &scales[p * SLAB..][..units]),
                 mins: std::array::from_fn(|p| &mins[p * SLAB..][..units]),
                 x: std::array::from_fn(|r| &x.codes[at(r)..][..units]),
@@ -137,7 +142,9 @@ impl<const BITS: u32, const SUBS: usize, const MIN: bool> SimdOp for Unpack<'_, 
         let at = panel * q.units + first;
         let planes = q.planes[at * BITS as usize..].chunks_exact(BITS as usize);
         for (u, (codes, planes)) in codes.iter_mut().zip(planes).enumerate() {
-            planes::unpack::<S, BITS>(s, planes, codes);
+            if BITS < 8 {
+                planes::unpack::<S, BITS>(s, planes, codes);
+            }
             let block = panel * (q.units / per_block) + (first + u) / per_block;
             let d = s.load_f16(&q.d[block].0);
             let m = if MIN { s.load_f16(&q.m[block].0) } else { zero };
