@@ -12,7 +12,7 @@ pub mod score;
 pub mod sequence;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender};
 
 use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
@@ -164,11 +164,8 @@ impl Engine {
                     Err(_) => return,
                 }
             }
-            loop {
-                match self.receiver.try_recv() {
-                    Ok(sequence) => self.scheduler.submit(sequence),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+            while let Ok(sequence) = self.receiver.try_recv() {
+                self.scheduler.submit(sequence);
             }
             self.step();
         }

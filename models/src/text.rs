@@ -196,9 +196,29 @@ impl Text {
             let first = self.added.find(text, |_| true).into_iter().next().filter(|found| found.range.start == 0)?;
             self.is_control(first.id).then_some(first.id)
         });
+        self.join_stops();
+    }
+
+    fn join_stops(&mut self) {
         self.stops = self.ends.iter().copied().chain(self.turn_end).collect();
         self.stops.sort_unstable();
         self.stops.dedup();
+    }
+
+    /// Adds control tokens that end a completion, by their names, to those that the file gives.
+    ///
+    /// # Errors
+    /// When the vocabulary has no control token of such a name.
+    pub fn add_stops<S: AsRef<str>>(&mut self, names: &[S]) -> Result<(), TextError> {
+        for name in names.iter().map(AsRef::as_ref) {
+            let found = self.added.find(name, |_| true);
+            let id = found.first().filter(|found| found.range == (0..name.len()) && self.is_control(found.id));
+            let id =
+                id.map(|found| found.id).ok_or_else(|| self.error(TextProblem::NoStop { name: name.to_owned() }))?;
+            self.ends.push(id);
+        }
+        self.join_stops();
+        Ok(())
     }
 
     /// The tokens of `text`. User-defined tokens are always recognised, control

@@ -110,7 +110,7 @@ impl OpenModel {
     /// Opens and checks a model's files.
     pub fn open(local: &LocalModel) -> anyhow::Result<Self> {
         let path = &local.path;
-        let (source, text, config, files) = if path.is_dir() {
+        let (source, mut text, config, files) = if path.is_dir() {
             let folder = Folder::open(path)?;
             let text = Text::from_folder(path)?;
             let file = path.join("config.json");
@@ -125,6 +125,9 @@ impl OpenModel {
             let config = DecoderConfig::from_gguf(&gguf)?;
             (Source::Gguf(gguf), text, config, vec![path.clone()])
         };
+        if let Some(card) = &local.card {
+            text.add_stops(&card.stop)?;
+        }
         // Folders pad the embedding to round numbers; a GGUF file names every row.
         let fits = match source {
             Source::Gguf(_) => text.vocab_size() == config.vocab,

@@ -73,6 +73,12 @@ pub enum TextProblem {
         /// The number of tokens.
         expected: usize,
     },
+    /// An end token that the model is said to have.
+    #[error("no control token {name:?}, which the model's card names as an end; card and file do not belong together")]
+    NoStop {
+        /// Its name.
+        name: String,
+    },
     /// A vocabulary without tokens or with more than any known one.
     #[error("the vocabulary has {found} tokens, 1 to {limit} are accepted")]
     Size {

@@ -320,6 +320,14 @@ fn stop_set_is_the_union() {
     assert_eq!(text(&writer).stop_ids(), [START, END, EOT]);
     // A normal token of that spelling is no end token: <s> here is text.
     assert_eq!(text(&byte_level()).stop_ids(), [END, EOT]);
+    // A card's names join them; one that the vocabulary does not know as a control token is an error.
+    let mut carded = text(&byte_level());
+    carded.add_stops(&["<|im_start|>", "<|im_end|>"]).expect("both are control tokens");
+    assert_eq!(carded.stop_ids(), [START, END, EOT]);
+    for unknown in ["<|nonsense|>", "<s>", "<|im_end|> "] {
+        let error = carded.add_stops(&[unknown]).expect_err("no such control token").to_string();
+        assert!(error.contains(&format!("{unknown:?}")), "{error}");
+    }
 }
 
 #[test]
