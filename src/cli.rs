@@ -11,11 +11,11 @@ mod lines;
 mod logprobs;
 mod model;
 mod models;
+mod output;
 mod pull;
 mod relay;
 mod resume;
 mod show;
-mod terminal;
 mod tokenize;
 
 /// Runs multi-hop agent relays on small local language models and measures what gets lost.
@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            terminal::tell(&format!("weaklink: {}", one_line(&error)));
+            output::tell(&format!("weaklink: {}", one_line(&error)));
             ExitCode::from(2)
         }
     }
@@ -117,6 +117,6 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let lines =
         text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    terminal::tell(&format!("weaklink: {} (see --help)", line.trim_start_matches("error: ")));
+    output::tell(&format!("weaklink: {} (see --help)", line.trim_start_matches("error: ")));
     ExitCode::from(2)
 }

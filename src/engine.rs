@@ -12,15 +12,16 @@ pub mod score;
 pub mod sequence;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender};
 
+use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 use weaklink_models::batch::{Batch, Logits};
 use weaklink_models::decoder::Decoder;
 use weaklink_models::kv::{BLOCK_SIZE, KvCache};
 use weaklink_models::text::{ChatMessage, Text};
 
-use crate::generate::{Completion, Finish, GenerateError, Prompt, Request};
+use crate::generate::{Completion, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
 use scheduler::{Piece, Scheduler};
 use sequence::{Caller, Sequence, Task};
@@ -163,11 +164,8 @@ impl Engine {
                     Err(_) => return,
                 }
             }
-            loop {
-                match self.receiver.try_recv() {
-                    Ok(sequence) => self.scheduler.submit(sequence),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+            while let Ok(sequence) = self.receiver.try_recv() {
+                self.scheduler.submit(sequence);
             }
             self.step();
         }
@@ -188,23 +186,19 @@ impl Engine {
                 return;
             }
         };
-        let mut ended = Vec::new();
-        let mut rows = logits.iter();
-        for piece in pieces {
-            self.scheduler.computed(piece);
-            if piece.completes {
-                let row = rows.next().expect("one row of logits for every piece that completes");
-                match self.scheduler.running_mut(piece.index).advance(row, &self.stop_ids) {
-                    Ok(None) => {}
-                    outcome => ended.push((piece.index, outcome)),
-                }
-            }
-        }
-        for (index, outcome) in ended.into_iter().rev() {
-            let sequence = self.scheduler.remove(index);
-            match outcome {
-                Ok(finish) => sequence.finish(finish.unwrap_or(Finish::Length), &self.stop_ids),
-                Err(error) => sequence.fail(error),
+        let completed: Vec<Piece> = pieces.iter().copied().filter(|piece| piece.completes).collect();
+        pieces.into_iter().for_each(|piece| self.scheduler.computed(piece));
+        // A draw reads the whole vocabulary: at full batches that is worth all threads.
+        let scheduler = &self.scheduler;
+        let drawn: Vec<Result<u32, GenerateError>> =
+            completed.par_iter().zip(&logits).map(|(piece, row)| scheduler.running(piece.index).draw(row)).collect();
+        // From the last, since those after a removed one move up.
+        for (piece, drawn) in completed.into_iter().zip(drawn).rev() {
+            let sequence = self.scheduler.running_mut(piece.index);
+            match drawn.map(|id| sequence.push(id, &self.stop_ids)) {
+                Ok(None) => {}
+                Ok(Some(finish)) => self.scheduler.remove(piece.index).finish(finish, &self.stop_ids),
+                Err(error) => self.scheduler.remove(piece.index).fail(error),
             }
         }
     }

@@ -9,7 +9,9 @@
 pub mod cli;
 pub mod engine;
 pub mod generate;
+mod hash;
 pub mod score;
 pub mod stats;
 pub mod store;
 pub mod studies;
+mod terminal;

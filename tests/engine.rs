@@ -9,7 +9,7 @@ use weaklink_models::batch::{Batch, Logits};
 use weaklink_models::decoder::Decoder;
 use weaklink_models::kv::{BLOCK_SIZE, KvCache};
 
-use crate::support::{MODELS, block_on, engine, loaded};
+use crate::support::{MODELS, block_on, engine, in_f32, loaded, open_path};
 
 /// A decoder with a cache and threads of its own, for steps by hand.
 struct Bench {
@@ -279,4 +279,55 @@ fn stop_strings_end_the_text_before_them_and_streams_agree_with_the_reply() {
     assert_eq!(completion.text, whole.text[..at]);
     assert_eq!(completion.finish, Finish::Stop);
     assert_eq!(streamed, completion.text);
+}
+
+#[test]
+fn one_sequence_without_numbers_takes_no_other_with_it() {
+    const POISON: usize = 40;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // The head is a matrix of its own in this file: the poisoned row is met only by who reads its token.
+    let path = in_f32("tiny-llama", folder.path(), |name, values| {
+        if name == "token_embd.weight" {
+            values[POISON * 64] = f32::NAN;
+        }
+    });
+    let model = open_path(&path);
+    assert_eq!(model.config.hidden, 64);
+    let decoder = Arc::new(model.load_decoder().expect("loads"));
+    let engine = EngineHandle::start(decoder, model.text.clone(), limits(4), 2).expect("starts");
+    let ask = |ids: Vec<u32>| Request { prompt: Prompt::Tokens(ids), max_tokens: 8, ..request("", "", 1) };
+    let results =
+        block_on(join_all([vec![1, 2, 3], vec![1, POISON as u32, 3], vec![4, 5]].map(|ids| engine.generate(ask(ids)))));
+    assert_eq!(results[1], Err(GenerateError::NotANumber { index: 0 }));
+    for other in [&results[0], &results[2]] {
+        assert!(other.is_ok(), "{other:?}");
+    }
+}
+
+/// Arrivals and lengths at random over a pool too small for all: blocks change hands all the time.
+#[test]
+fn reused_blocks_never_show_another_sequence() {
+    for (model, seed) in [("tiny-qwen3", 1), ("tiny-gemma3", 2)] {
+        let mut state = seed as usize;
+        let mut random = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        let vocab = loaded(model).0.config().vocab;
+        let requests: Vec<Request> = (0..40)
+            .map(|n| Request {
+                prompt: Prompt::Tokens(ids(n % 7, 1 + random(90), vocab)),
+                max_tokens: 1 + random(40),
+                ..request("", "", n as u64)
+            })
+            .collect();
+        let alone = EngineLimits { batch: 1, step_tokens: 512, blocks: 64, context: 512 };
+        let expected: Vec<Completion> =
+            requests.iter().map(|r| run(&engine(model, alone, 1), vec![r.clone()]).remove(0)).collect();
+        let tight = EngineLimits { batch: 5, step_tokens: 24, blocks: 14, context: 512 };
+        let found = run(&engine(model, tight, 2), requests);
+        for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!(found.token_ids, expected.token_ids, "{model}: request {n}");
+        }
+    }
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod engine;
 mod kill;
 mod models;
+mod program;
 mod relay;
 mod show;
 mod stand_in;

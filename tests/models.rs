@@ -2,7 +2,7 @@
 
 use weaklink::engine::score::Scorer;
 
-use crate::support::{golden, golden_json, open, open_path};
+use crate::support::{golden, golden_json, in_f32, open, open_path};
 
 /// Token ids of both ways to read a text, against the tokenizers' own libraries.
 fn tokens_agree(model: &str) {
@@ -79,7 +79,7 @@ fn logits_agree(mut scorer: Scorer, golden_file: &str, token: f64, next: f64) {
 
 #[test]
 fn logits_of_smollm2_agree_with_the_float32_reference() {
-    logits_agree(Scorer::new(&open("smollm2"), 2).expect("loads"), "smollm2-logits.json", 0.079, 0.105);
+    logits_agree(Scorer::new(&open("smollm2"), 2).expect("loads"), "smollm2-logits.json", 0.079, 0.15);
 }
 
 #[test]
@@ -87,15 +87,21 @@ fn logits_of_gemma3_agree_with_the_float32_reference() {
     logits_agree(Scorer::new(&open("gemma3"), 2).expect("loads"), "gemma3-logits.json", 0.10, 0.15);
 }
 
+/// Activations are rounded to 8 bits only before quantized weights. With the same weights in F32 what is left
+/// is the K/V cache's f16: there a wrong epsilon, base or window would show.
 #[test]
 fn logits_of_the_tiny_models_agree_with_the_float32_reference() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
     for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"] {
-        logits_agree(Scorer::new(&open(name), 2).expect("loads"), &format!("{name}-logits.json"), 0.02, 0.02);
+        let golden_file = format!("{name}-logits.json");
+        logits_agree(Scorer::new(&open(name), 2).expect("loads"), &golden_file, 0.10, 0.10);
+        let dense = open_path(&in_f32(name, folder.path(), |_, _| {}));
+        logits_agree(Scorer::new(&dense, 2).expect("loads"), &golden_file, 0.005, 0.005);
     }
 }
 
 #[test]
 fn a_safetensors_folder_gives_what_its_gguf_twin_gives() {
     let folder = open_path(&golden("tiny-qwen2-hf"));
-    logits_agree(Scorer::new(&folder, 2).expect("loads"), "tiny-qwen2-logits.json", 0.02, 0.02);
+    logits_agree(Scorer::new(&folder, 2).expect("loads"), "tiny-qwen2-logits.json", 0.005, 0.005);
 }

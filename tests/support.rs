@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde_json::Value as Json;
 use weaklink::engine::load::OpenModel;
 use weaklink::engine::{EngineHandle, EngineLimits};
+use weaklink_kernels::Format;
 use weaklink_models::decoder::Decoder;
 use weaklink_models::fetch::LocalModel;
+use weaklink_models::gguf::{Gguf, GgufWriter};
 use weaklink_models::text::Text;
 
 /// The program under test.
@@ -61,6 +63,26 @@ pub fn open(name: &str) -> OpenModel {
 pub fn open_path(path: &Path) -> OpenModel {
     let local = LocalModel { name: "test".into(), path: path.to_owned(), card: None };
     OpenModel::open(&local).unwrap_or_else(|e| panic!("{}: {e:#}", path.display()))
+}
+
+/// The file of one of [`MODELS`] again, its weights in F32 after `change` has seen each (name, values).
+pub fn in_f32(name: &str, folder: &Path, change: impl Fn(&str, &mut [f32])) -> PathBuf {
+    let gguf = Gguf::open(&golden(&format!("{name}.gguf"))).expect("a golden file opens");
+    let mut writer = GgufWriter::new();
+    for key in gguf.keys() {
+        writer = writer.meta(key, gguf.metadata(key).expect("a listed key has a value"));
+    }
+    for tensor_name in gguf.tensor_names() {
+        let tensor = gguf.tensor(tensor_name).expect("a listed tensor is there");
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        weaklink_kernels::dequantize(tensor.format, tensor.bytes, &mut values).expect("whole blocks");
+        change(tensor_name, &mut values);
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        writer = writer.tensor(tensor_name, tensor.shape, Format::F32, bytes);
+    }
+    let path = folder.join(format!("{name}-f32.gguf"));
+    writer.write(&path).expect("a temporary folder can be written");
+    path
 }
 
 /// A decoder with its text, loaded once a test run.

@@ -7,6 +7,8 @@
 //! places in the blocks and the instruction set, but not on how queries were cut
 //! into calls, spans or threads. Queries that share a K/V head share its loads.
 
+mod steps;
+
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -17,11 +19,14 @@ use rayon::prelude::*;
 use crate::KernelError;
 use crate::error::{area, check_at_least, check_len, check_range};
 use crate::isa::{Floats, Isa, LANES, Simd, SimdOp};
-use crate::math::exp;
 use crate::output::SharedRows;
+use steps::{KEYS, accumulate, score, weigh, widen};
 
 /// Positions of one span that share the loads of a task.
 const TILE: usize = 16;
+
+/// Multiply-adds below which attention stays on the calling thread: about the time it takes to wake another.
+const SERIAL: usize = 1 << 17;
 
 /// What all layers of a kind have in common.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -150,7 +155,8 @@ pub fn attention(
     let run = |task: &Task<'_>| {
         SCRATCH.with_borrow_mut(|scratch| isa.run(Attend { inputs: &inputs, task, scratch }));
     };
-    if tasks.len() < 2 {
+    let work = tasks.iter().map(Task::pairs).fold(0, usize::saturating_add).saturating_mul(2 * shape.head_dim);
+    if tasks.len() < 2 || work < SERIAL {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().with_max_len(1).for_each(run);
@@ -196,26 +202,31 @@ struct Task<'a> {
 fn tasks<'a>(shape: &AttentionShape, spans: &'a [Span<'a>]) -> Vec<Task<'a>> {
     let group = shape.heads / shape.kv_heads;
     let tiles: usize = spans.iter().map(|span| span.query_len.div_ceil(TILE)).sum();
-    // With few tasks, the heads of a group go separate ways and load their keys twice.
-    let together = if tiles * shape.kv_heads < 4 * rayon::current_num_threads() { 1 } else { group };
-    let mut tasks = Vec::with_capacity(tiles * shape.kv_heads * group / together.max(1));
+    // With fewer tasks than threads, the heads of a group are shared out, and each part loads the keys for itself.
+    let parts = rayon::current_num_threads().div_ceil((tiles * shape.kv_heads).max(1)).clamp(1, group.max(1));
+    let mut tasks = Vec::with_capacity(tiles * shape.kv_heads * parts);
     for span in spans {
         for first in (0..span.query_len).step_by(TILE) {
             for kv_head in 0..shape.kv_heads {
-                for head in (kv_head * group..(kv_head + 1) * group).step_by(together.max(1)) {
-                    let queries = first..span.query_len.min(first + TILE);
-                    tasks.push(Task { span, queries, kv_head, heads: head..head + together });
+                for part in 0..parts {
+                    let heads = kv_head * group + group * part / parts..kv_head * group + group * (part + 1) / parts;
+                    tasks.push(Task { span, queries: first..span.query_len.min(first + TILE), kv_head, heads });
                 }
             }
         }
     }
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.queries.len() * task.heads.len() * task.last_position()));
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.pairs()));
     tasks
 }
 
 impl Task<'_> {
     fn position(&self, query: usize) -> usize {
         self.span.context_len - self.span.query_len + query
+    }
+
+    /// About how many queries meet a key, windows aside.
+    fn pairs(&self) -> usize {
+        self.queries.len() * self.heads.len() * (self.last_position() + 1)
     }
 
     fn last_position(&self) -> usize {
@@ -246,8 +257,10 @@ struct Scratch {
     /// One block of one head: `[position]`.
     k: Vec<Floats>,
     v: Vec<Floats>,
-    /// Scores of a block, padded with −∞.
-    scores: Vec<Floats>,
+    /// `[query][head][position]`: scores of a block, then weights; positions out of sight are −∞, then zero.
+    scores: Vec<[f32; LANES]>,
+    /// `[query][head]`: what the sums are to be multiplied by as the largest score grew.
+    fades: Vec<f32>,
 }
 
 thread_local! {
@@ -281,17 +294,33 @@ impl SimdOp for Attend<'_> {
             let keys = in_block(needed.clone());
             widen(s, &inputs.k[head..], shape.head_dim, keys.clone(), &mut scratch.k);
             widen(s, &inputs.v[head..], shape.head_dim, keys, &mut scratch.v);
-            for (i, query) in task.queries.clone().enumerate() {
-                let keys = in_block(shape.visible(task.position(query)));
-                if keys.is_empty() {
-                    continue;
+            // Each step runs over all queries before the next: their latencies overlap.
+            let visible = |query: usize| in_block(shape.visible(task.position(task.queries.start + query)));
+            // (first row, rows, keys they see): heads of one query, two at a time where the registers hold two
+            let heads = task.heads.len();
+            let rows = (0..task.queries.len()).flat_map(|query| {
+                let keys = visible(query);
+                let starts = (0..heads).step_by(S::PANELS).filter(move |_| !keys.is_empty());
+                starts.map(move |head| (query * heads + head, S::PANELS.min(heads - head), visible(query)))
+            });
+            let width = size.div_ceil(LANES);
+            for (row, n, keys) in rows.clone() {
+                let (q, scores) = (&scratch.q[row * vectors..], &mut scratch.scores[row * width..]);
+                match n {
+                    2 => score::<S, 2>(s, q, vectors, &scratch.k, keys, scores, width),
+                    _ => score::<S, 1>(s, q, vectors, &scratch.k, keys, scores, width),
                 }
-                for head in i * task.heads.len()..(i + 1) * task.heads.len() {
-                    let q = &scratch.q[head * vectors..][..vectors];
-                    score(s, q, &scratch.k, keys.clone(), &mut scratch.scores);
-                    let fade = weigh(s, &mut scratch.scores, &mut scratch.state[head]);
-                    let sums = &mut scratch.sums[head * vectors..][..vectors];
-                    accumulate(s, &scratch.scores, keys.clone(), &scratch.v, fade, sums);
+            }
+            for row in rows.clone().flat_map(|(row, n, _)| row..row + n) {
+                let scores = &mut scratch.scores[row * width..][..width];
+                scratch.fades[row] = weigh(s, scores, &mut scratch.state[row]);
+            }
+            for (row, n, keys) in rows {
+                let (weights, fades) = (&scratch.scores[row * width..], &scratch.fades[row..]);
+                let sums = &mut scratch.sums[row * vectors..];
+                match n {
+                    2 => accumulate::<S, 2>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
+                    _ => accumulate::<S, 1>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
                 }
             }
         }
@@ -310,12 +339,15 @@ impl Scratch {
         self.sums.resize(rows * vectors, Floats::ZERO);
         self.state.clear();
         self.state.resize(rows, (f32::NEG_INFINITY, 0.0));
-        // padding between head_dim and whole vectors must stay zero, which `widen` does not write
         for buffer in [&mut self.k, &mut self.v] {
-            buffer.clear();
-            buffer.resize(shape.block_size * vectors, Floats::ZERO);
+            // `widen` does not write the padding between head_dim and whole vectors: it must be zero
+            if !shape.head_dim.is_multiple_of(LANES) {
+                buffer.clear();
+            }
+            buffer.resize(shape.block_size.next_multiple_of(KEYS) * vectors, Floats::ZERO);
         }
-        self.scores.resize(shape.block_size.div_ceil(LANES), Floats::ZERO);
+        self.scores.resize(rows * shape.block_size.div_ceil(LANES), [0.0; LANES]);
+        self.fades.resize(rows, 1.0);
         let mut to = self.q.chunks_exact_mut(vectors);
         for query in task.queries.clone() {
             let row = &inputs.q[(task.span.query_start + query) * inputs.q_stride..];
@@ -343,77 +375,6 @@ impl Scratch {
                 }
             }
         }
-    }
-}
-
-/// Positions `keys` of one head of a block as floats, each padded to whole vectors.
-#[inline(always)]
-fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &mut [Floats]) {
-    let vectors = head_dim.div_ceil(LANES);
-    for key in keys {
-        let (whole, rest) = from[key * head_dim..][..head_dim].as_chunks::<LANES>();
-        let to = &mut to[key * vectors..][..vectors];
-        for (to, from) in to.iter_mut().zip(whole) {
-            s.store(s.load_f16(from), &mut to.0);
-        }
-        if !rest.is_empty() {
-            let mut padded = [0; LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            s.store(s.load_f16(&padded), &mut to[vectors - 1].0);
-        }
-    }
-}
-
-/// Scores of `keys`; −∞ elsewhere.
-#[inline(always)]
-fn score<S: Simd>(s: S, q: &[Floats], k: &[Floats], keys: Range<usize>, scores: &mut [Floats]) {
-    let vectors = q.len();
-    for scores in scores.iter_mut() {
-        scores.0.fill(f32::NEG_INFINITY);
-    }
-    for key in keys {
-        let mut dot = s.splat(0.0);
-        for (q, k) in q.iter().zip(&k[key * vectors..][..vectors]) {
-            dot = s.fma(s.load(&q.0), s.load(&k.0), dot);
-        }
-        scores[key / LANES].0[key % LANES] = s.sum(dot);
-    }
-}
-
-/// Turns scores into weights relative to the largest score so far; returns what earlier sums are to be multiplied by.
-///
-/// NaN, or nothing but −∞, makes the weights NaN, and the sums with them.
-#[inline(always)]
-fn weigh<S: Simd>(s: S, scores: &mut [Floats], state: &mut (f32, f32)) -> f32 {
-    let mut largest = s.splat(state.0);
-    for scores in scores.iter() {
-        largest = s.max(s.load(&scores.0), largest);
-    }
-    let largest = s.max_lane(largest);
-    let mut lanes = [0.0; LANES];
-    s.store(exp(s, s.splat(state.0 - largest)), &mut lanes);
-    let fade = lanes[0];
-    let mut total = s.splat(0.0);
-    for scores in scores.iter_mut() {
-        let weight = exp(s, s.sub(s.load(&scores.0), s.splat(largest)));
-        s.store(weight, &mut scores.0);
-        total = s.add(total, weight);
-    }
-    *state = (largest, state.1 * fade + s.sum(total));
-    fade
-}
-
-/// `sums = fade · sums + Σ weight · v`, keys in order.
-#[inline(always)]
-fn accumulate<S: Simd>(s: S, weights: &[Floats], keys: Range<usize>, v: &[Floats], fade: f32, sums: &mut [Floats]) {
-    let vectors = sums.len();
-    for (i, to) in sums.iter_mut().enumerate() {
-        let mut sum = s.mul(s.load(&to.0), s.splat(fade));
-        for key in keys.clone() {
-            let weight = s.splat(weights[key / LANES].0[key % LANES]);
-            sum = s.fma(weight, s.load(&v[key * vectors + i].0), sum);
-        }
-        s.store(sum, &mut to.0);
     }
 }
 

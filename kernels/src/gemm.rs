@@ -28,11 +28,14 @@ use crate::matrix::{Data, QuantMatrix, planes::Codes};
 use crate::output::SharedRows;
 use crate::{Format, KernelError};
 
-/// Rows that share one unpacking of the weights: more would push activations and sums out of the second-level cache.
+/// Rows that share one unpacking of the weights, at most.
 const ROW_CHUNK: usize = 128;
 
-/// Multiply-adds below which a product stays on the calling thread.
-const SERIAL: usize = 1 << 17;
+/// Activations of a chunk, unless that leaves fewer than 32 rows: half a second-level cache of 512 KiB.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Multiply-adds below which a product stays on the calling thread: about the time it takes to wake another.
+const SERIAL: usize = 1 << 19;
 
 /// `out[r · stride + offset + j] = Σₖ w[j, k] · x[r, k]`, in the current rayon pool.
 ///
@@ -119,8 +122,9 @@ struct Task {
 /// Cuts the parts into tasks; how they are cut has no influence on any bit.
 fn tasks(parts: &[(&QuantMatrix, usize)], rows: usize, threads: usize) -> Vec<Task> {
     let groups: usize = parts.iter().map(|(w, _)| w.rows().div_ceil(LANES).div_ceil(w.isa().panels())).sum();
+    let widest = parts.iter().map(|(w, _)| w.cols()).max().unwrap_or(0).max(1);
+    let mut chunk = rows.min((CHUNK_BYTES / widest).clamp(32, ROW_CHUNK));
     // Few outputs and many rows: cut rows until there is work for all threads.
-    let mut chunk = rows.min(ROW_CHUNK);
     while threads > 1 && chunk > 16 && groups * rows.div_ceil(chunk) < 4 * threads {
         chunk = chunk.div_ceil(2);
     }
@@ -206,7 +210,10 @@ fn group<S: Simd, const NP: usize>(s: S, product: Product<'_>, scratch: &mut Scr
             let len = LANES.min(w.rows() - first);
             // SAFETY: tasks partition panels and rows, and parts were checked to be disjoint.
             let out = unsafe { product.out.row(r, product.offset + first, len) };
-            out.copy_from_slice(&sums.0[..len]);
+            match out.first_chunk_mut() {
+                Some(whole) => *whole = sums.0,
+                None => out.copy_from_slice(&sums.0[..len]),
+            }
         }
     }
 }

@@ -137,7 +137,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 16 running integer dot products, in whatever form is quickest to add to.
     type P: Copy;
 
-    /// Panels multiplied at a time: as many as the registers hold.
+    /// Panels multiplied, or heads attended to, at a time: 1 or 2, as many as the registers hold.
     const PANELS: usize;
     /// Whether `dot::<8>` reads codes as signed around 128, so that no correction is due.
     const SIGNED_BYTES: bool;
@@ -165,6 +165,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// Sum over the lanes, in an order fixed for the instruction set.
     fn sum(self, x: Self::F) -> f32;
+    /// Sums over the lanes of four vectors, each in the same order.
+    fn sum4(self, x: [Self::F; 4]) -> [f32; 4];
     /// Largest lane; NaN lanes may be passed over.
     fn max_lane(self, x: Self::F) -> f32;
 
@@ -186,6 +188,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 2ⁿ for −127 ≤ n ≤ 128, where 2⁻¹²⁷ counts as zero and 2¹²⁸ as infinity.
     fn exp2(self, n: Self::I) -> Self::F;
 
+    /// Hints that `x` will be read soon.
+    fn prefetch(self, x: &Bytes);
     fn load_w(self, x: &Bytes) -> Self::W;
     fn store_w(self, x: Self::W, to: &mut Bytes);
     fn and_w(self, a: Self::W, mask: u8) -> Self::W;

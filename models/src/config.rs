@@ -127,7 +127,7 @@ pub struct DecoderConfig {
 impl DecoderConfig {
     /// The sliding window of a layer in tokens; `None` where the whole context is seen.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
-        self.window.and_then(|(window, pattern)| ((layer + 1) % pattern != 0).then_some(window))
+        self.window.and_then(|(window, pattern)| (!(layer + 1).is_multiple_of(pattern)).then_some(window))
     }
 
     /// Rotary frequencies (radians a token) of a layer, `head_dim / 2` of them.
@@ -288,7 +288,7 @@ impl DecoderConfig {
             _ => None,
         };
         if let (Some((_, pattern)), Some(kinds)) = (window, json["layer_types"].as_array()) {
-            let differs = |(i, kind): (usize, &Json)| (kind == "full_attention") != ((i + 1) % pattern == 0);
+            let differs = |(i, kind): (usize, &Json)| (kind == "full_attention") != (i + 1).is_multiple_of(pattern);
             if kinds.iter().enumerate().any(differs) {
                 return Err(bad(
                     &file,
@@ -363,13 +363,13 @@ impl DecoderConfig {
                 return Err(bad(file, format!("{what} of {found}; this program takes 1 to {most}")));
             }
         }
-        if self.heads % self.kv_heads != 0 {
+        if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(bad(
                 file,
                 format!("{} attention heads cannot share {} key/value heads evenly", self.heads, self.kv_heads),
             ));
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return Err(bad(file, format!("head width {} is odd; rotary embedding needs pairs", self.head_dim)));
         }
         if let Some((window, pattern)) = self.window

@@ -74,14 +74,15 @@ impl Gguf {
     /// hostile; see [`Problem`].
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let fail = |problem| GgufError::new(path, problem);
-        let file = File::open(path).map_err(|e| fail(Problem::Io(e.to_string())))?;
-        let kind = file.metadata().map_err(|e| fail(Problem::Io(e.to_string())))?;
+        // Looked at before it is opened: opening a pipe would wait for a writer.
+        let kind = std::fs::metadata(path).map_err(|e| fail(Problem::Io(e.to_string())))?;
         if !kind.is_file() {
             return Err(fail(Problem::Io("not a regular file".to_owned())));
         }
         if kind.len() == 0 {
             return Err(fail(check_magic(&[]).expect_err("no bytes are no magic")));
         }
+        let file = File::open(path).map_err(|e| fail(Problem::Io(e.to_string())))?;
         // SAFETY: the map is only read. Nobody in this process writes to model
         // files; another process that changes the file while it is mapped could
         // change what the slices show, which is the known price of mapping:

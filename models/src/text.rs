@@ -196,9 +196,29 @@ impl Text {
             let first = self.added.find(text, |_| true).into_iter().next().filter(|found| found.range.start == 0)?;
             self.is_control(first.id).then_some(first.id)
         });
+        self.join_stops();
+    }
+
+    fn join_stops(&mut self) {
         self.stops = self.ends.iter().copied().chain(self.turn_end).collect();
         self.stops.sort_unstable();
         self.stops.dedup();
+    }
+
+    /// Adds control tokens that end a completion, by their names, to those that the file gives.
+    ///
+    /// # Errors
+    /// When the vocabulary has no control token of such a name.
+    pub fn add_stops<S: AsRef<str>>(&mut self, names: &[S]) -> Result<(), TextError> {
+        for name in names.iter().map(AsRef::as_ref) {
+            let found = self.added.find(name, |_| true);
+            let id = found.first().filter(|found| found.range == (0..name.len()) && self.is_control(found.id));
+            let id =
+                id.map(|found| found.id).ok_or_else(|| self.error(TextProblem::NoStop { name: name.to_owned() }))?;
+            self.ends.push(id);
+        }
+        self.join_stops();
+        Ok(())
     }
 
     /// The tokens of `text`. User-defined tokens are always recognised, control
@@ -324,7 +344,10 @@ impl Text {
 
     /// The text of `ids`. Control tokens give nothing, user-defined tokens their
     /// text. Invalid bytes give U+FFFD; an unfinished character at the end is
-    /// left out, which a [`stream`](Self::stream) reports.
+    /// left out, which a [`stream`](Self::stream) reports. For valid text this
+    /// inverts [`encode`](Self::encode) without control tokens, but for what the
+    /// model itself cannot tell apart: SentencePiece reads `▁` as a space, and
+    /// Qwen's tokenizer composes characters (NFC).
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut stream = self.stream();
         ids.iter().map(|&id| stream.push(id)).collect()

@@ -12,7 +12,7 @@ use weaklink_models::card::{Card, DEFAULT_CARD};
 use weaklink_models::fetch::{FetchOptions, Fetcher, free_space};
 
 use super::models::{align, megabytes};
-use super::terminal::emit;
+use super::output::emit;
 
 /// Tokens of K/V that "fits" leaves room for: eight relays of 2,048 tokens at once.
 const KV_TOKENS: u64 = 16_384;

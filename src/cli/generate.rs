@@ -7,10 +7,11 @@ use std::process::ExitCode;
 use anyhow::bail;
 use tokio::sync::mpsc;
 
-use super::terminal::{emit, printable, tell};
+use super::output::{emit, tell};
 use super::{ModelArgs, model};
 use crate::engine::load::LoadOptions;
-use crate::generate::{Completion, Message, Prompt, Request, Role, Sampling};
+use crate::generate::{Completion, Finish, Message, Prompt, Request, Role, Sampling};
+use crate::terminal::plain_lines;
 
 /// Make one completion and print it as it grows
 #[derive(clap::Args)]
@@ -107,7 +108,7 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
 async fn print_pieces(mut pieces: mpsc::UnboundedReceiver<String>, quiet: bool) -> anyhow::Result<bool> {
     let terminal = std::io::stdout().is_terminal();
     while let Some(piece) = pieces.recv().await {
-        if !quiet && !emit(&if terminal { printable(&piece) } else { piece })? {
+        if !quiet && !emit(&if terminal { plain_lines(&piece) } else { piece })? {
             return Ok(false);
         }
     }
@@ -122,8 +123,8 @@ fn summary(completion: &Completion) {
         completion.generated_tokens,
         completion.seconds,
         match completion.finish {
-            crate::generate::Finish::Stop => "the model",
-            crate::generate::Finish::Length => "the token limit",
+            Finish::Stop => "the model",
+            Finish::Length => "the token limit",
         }
     ));
 }

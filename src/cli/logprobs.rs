@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-use super::terminal::emit;
+use super::output::emit;
 use super::{ModelArgs, lines, model};
 use crate::engine::score::Scorer;
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use weaklink_models::card::{Card, CardKind, CardSource, DEFAULT_CARD};
 use weaklink_models::fetch::{FetchOptions, Fetcher};
 
-use super::terminal::emit;
+use super::output::emit;
 
 /// List the models that can be named by a card: size, licence, cached or not
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use weaklink_models::fetch::{FetchError, FetchOptions, Fetcher, LocalModel, ModelSpec, Progress};
 
 use super::models::megabytes;
-use super::terminal::{emit, tell};
+use super::output::{emit, tell};
 
 /// Fetch models into the cache and print their paths
 #[derive(clap::Args)]

@@ -1,5 +1,6 @@
 //! `weaklink relay`: plans a run, drives it and prints its tables.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -7,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use super::terminal::{emit, tell};
+use super::output::{emit, tell};
 use super::{ModelArgs, OutArgs, model};
 use crate::engine::load::LoadOptions;
 use crate::generate::{Backend, Prompt};
@@ -239,7 +240,7 @@ pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
         bail!("{} has no chat template, and a relay is a chat: choose an instruction-tuned model", open.name);
     }
     let memory = open.plan_memory(&options)?;
-    if args.verbose > 0 {
+    if args.verbose > 0 || std::io::stderr().is_terminal() {
         tell(&format!("weaklink: {memory}"));
     }
     let loaded = open.start(&options)?;

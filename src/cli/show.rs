@@ -7,15 +7,16 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
+use super::output::emit;
 use super::relay::print;
 use super::resume::folder_of;
-use super::terminal::emit;
 use crate::score::{FactScore, MessageScore, Verdict, score};
 use crate::store::{FailureRow, HopRow, Store, TrialRow};
 use crate::studies::relay::corpus::Item;
 use crate::studies::relay::format::Format;
 use crate::studies::relay::prepare::Relay;
-use crate::studies::relay::table::{grid, plain, plain_lines};
+use crate::studies::relay::table::grid;
+use crate::terminal::{plain, plain_lines};
 
 /// Shows a run's tables and chains, or the messages of one chain
 #[derive(clap::Args)]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::terminal::emit;
+use super::output::emit;
 use super::{ModelArgs, lines, model};
 
 /// Turn texts into token ids: JSON lines {"text"} on stdin become {"text","ids"}

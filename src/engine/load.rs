@@ -18,6 +18,7 @@ use weaklink_models::text::Text;
 use weaklink_models::weights::{Folder, Weights};
 
 use super::{EngineHandle, EngineLimits};
+use crate::hash::hex;
 
 /// What makes one model's text differ from another's. Part of every plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,15 +104,15 @@ impl std::fmt::Display for MemoryPlan {
     }
 }
 
-/// Tokens of prompt that one step may hold. Larger steps read the weights less often;
-/// beyond this the gain is below measurement and scratch memory grows.
+/// Tokens of prompt that one step may hold: enough rows that a step is bound by arithmetic rather than by
+/// reading the weights. More would only hold up the sequences that decode in the same step.
 const STEP_TOKENS: usize = 512;
 
 impl OpenModel {
     /// Opens and checks a model's files.
     pub fn open(local: &LocalModel) -> anyhow::Result<Self> {
         let path = &local.path;
-        let (source, text, config, files) = if path.is_dir() {
+        let (source, mut text, config, files) = if path.is_dir() {
             let folder = Folder::open(path)?;
             let text = Text::from_folder(path)?;
             let file = path.join("config.json");
@@ -126,6 +127,9 @@ impl OpenModel {
             let config = DecoderConfig::from_gguf(&gguf)?;
             (Source::Gguf(gguf), text, config, vec![path.clone()])
         };
+        if let Some(card) = &local.card {
+            text.add_stops(&card.stop)?;
+        }
         // Folders pad the embedding to round numbers; a GGUF file names every row.
         let fits = match source {
             Source::Gguf(_) => text.vocab_size() == config.vocab,
@@ -276,10 +280,6 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> std::io::Result<()> {
             n => hash.update(&buffer[..n]),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Bytes that the kernel says can be had without swapping; `None` where it does not say.

@@ -83,19 +83,20 @@ impl Sequence {
         self.cached.get_or_insert(tokens.min(self.prompt_len));
     }
 
-    /// Draws the next token from `logits`. `Ok(None)`: the sequence goes on.
-    pub fn advance(&mut self, logits: &[f32], stop_ids: &[u32]) -> Result<Option<Finish>, GenerateError> {
+    /// Draws the next token from the logits of the last one.
+    pub fn draw(&self, logits: &[f32]) -> Result<u32, GenerateError> {
         let index = self.tokens.len() - self.prompt_len;
-        let id = super::sampler::draw(logits, &self.task.sampling, self.task.seed, index)?;
+        super::sampler::draw(logits, &self.task.sampling, self.task.seed, index)
+    }
+
+    /// Takes in the token that was drawn; `Some` if the sequence ends with it.
+    pub fn push(&mut self, id: u32, stop_ids: &[u32]) -> Option<Finish> {
         self.tokens.push(id);
-        if stop_ids.contains(&id) {
-            return Ok(Some(Finish::Stop));
-        }
-        if self.text.push(id, &self.task.stop) {
-            return Ok(Some(Finish::Stop));
+        if stop_ids.contains(&id) || self.text.push(id, &self.task.stop) {
+            return Some(Finish::Stop);
         }
         self.text.send(&self.caller.stream, false);
-        Ok((index + 1 == self.task.max_tokens).then_some(Finish::Length))
+        (self.tokens.len() - self.prompt_len == self.task.max_tokens).then_some(Finish::Length)
     }
 
     /// Answers the caller with what was generated.

@@ -86,14 +86,17 @@ impl Block {
             self.sub[s] = (both & 15) as i8;
             self.sub_min[s] = (both >> 4) as i8;
         }
-        self.codes = std::array::from_fn(|k| two_bits(&raw[16..80], k));
+        self.two_bits(&raw[16..80]);
         (self.d, self.m) = (half(raw, 80), half(raw, 82));
     }
 
     /// 32 bytes of third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales around 32, d.
     fn q3k(&mut self, raw: &[u8]) {
         let (third, low, scales) = (&raw[..32], &raw[32..96], &raw[96..108]);
-        self.codes = std::array::from_fn(|k| two_bits(low, k) | (third[k % 32] >> (k / 32) & 1) << 2);
+        self.two_bits(low);
+        for part in 0..8 {
+            self.add_bits(part, third, part, 1, 2);
+        }
         for s in 0..16 {
             let low = scales[s % 8] >> (4 * (s / 8)) & 15;
             let high = scales[8 + s % 4] >> (2 * (s / 4)) & 3;
@@ -112,36 +115,40 @@ impl Block {
             self.sub[s + 4] = (scales[s + 8] & 15 | scales[s] >> 6 << 4) as i8;
             self.sub_min[s + 4] = (scales[s + 8] >> 4 | scales[s + 4] >> 6 << 4) as i8;
         }
-        for (k, code) in self.codes.iter_mut().enumerate() {
-            let (pair, half, l) = (k / 64, k / 32 % 2, k % 32);
-            *code = nibbles[32 * pair + l] >> (4 * half) & 15;
-            if let Some(byte) = fifth.get(l) {
-                *code |= (byte >> (k / 32) & 1) << 4;
-            }
+        for part in 0..8 {
+            self.add_bits(part, &nibbles[32 * (part / 2)..], 4 * (part % 2), 15, 0);
+            self.add_bits(part, fifth, part, 1, 4);
         }
     }
 
     /// 128 bytes of nibbles, 64 bytes of upper 2 bits, 16 signed scales, d.
     fn q6k(&mut self, raw: &[u8]) {
         let (low, high, scales) = (&raw[..128], &raw[128..192], &raw[192..208]);
-        for (k, code) in self.codes.iter_mut().enumerate() {
-            let (half, quarter, l) = (k / 128, k / 32 % 4, k % 32);
-            let nibble = low[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
-            let upper = high[32 * half + l] >> (2 * quarter) & 3;
-            *code = nibble | upper << 4;
+        for part in 0..8 {
+            self.add_bits(part, &low[64 * (part / 4) + 32 * (part % 2)..], 4 * (part / 2 % 2), 15, 0);
+            self.add_bits(part, &high[32 * (part / 4)..], 2 * (part % 4), 3, 4);
         }
         for (sub, byte) in self.sub.iter_mut().zip(scales) {
             *sub = *byte as i8;
         }
         self.d = half(raw, 208);
     }
+
+    /// 64 bytes of 2-bit codes: each byte holds values l, l+32, l+64, l+96 of a half of 128.
+    fn two_bits(&mut self, bytes: &[u8]) {
+        for part in 0..8 {
+            self.add_bits(part, &bytes[32 * (part / 4)..], 2 * (part % 4), 3, 0);
+        }
+    }
+
+    /// Adds bits `from ..` of the first 32 `bytes` to bits `to ..` of the codes `32 · part ..`, one byte a code.
+    fn add_bits(&mut self, part: usize, bytes: &[u8], from: usize, mask: u8, to: u32) {
+        for (code, byte) in self.codes[32 * part..][..32].iter_mut().zip(bytes) {
+            *code |= (byte >> from & mask) << to;
+        }
+    }
 }
 
 fn half(raw: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([raw[at], raw[at + 1]])
-}
-
-/// Code `k` of 64 bytes that hold values l, l+32, l+64, l+96 of each half of 128 in one byte.
-fn two_bits(bytes: &[u8], k: usize) -> u8 {
-    bytes[32 * (k / 128) + k % 32] >> (2 * (k / 32 % 4)) & 3
 }

@@ -80,6 +80,8 @@ impl<const HEIGHT: usize, const NP: usize> SimdOp for Tile<'_, HEIGHT, NP> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
+        // the same slices, in a form that lets the compiler see that all hold `len` elements
+        let (w, x) = (self.w.map(|w| &w[..self.len]), self.x.map(|x| &x[..self.len]));
         let mut sums = [[s.splat(0.0); NP]; HEIGHT];
         for r in 0..HEIGHT {
             for p in 0..NP {
@@ -88,9 +90,9 @@ impl<const HEIGHT: usize, const NP: usize> SimdOp for Tile<'_, HEIGHT, NP> {
         }
         for k in 0..self.len {
             for p in 0..NP {
-                let w = s.load(&self.w[p][k].0);
+                let w = s.load(&w[p][k].0);
                 for r in 0..HEIGHT {
-                    sums[r][p] = s.fma(s.splat(self.x[r][k]), w, sums[r][p]);
+                    sums[r][p] = s.fma(s.splat(x[r][k]), w, sums[r][p]);
                 }
             }
         }

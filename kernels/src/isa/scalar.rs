@@ -102,6 +102,10 @@ impl Simd for Scalar {
         x[0]
     }
     #[inline(always)]
+    fn sum4(self, x: [Vector; 4]) -> [f32; 4] {
+        x.map(|x| self.sum(x))
+    }
+    #[inline(always)]
     fn max_lane(self, x: Vector) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
@@ -158,6 +162,8 @@ impl Simd for Scalar {
         n.map(|n| f32::from_bits(((n + 127) << 23) as u32))
     }
 
+    #[inline(always)]
+    fn prefetch(self, _x: &Bytes) {}
     #[inline(always)]
     fn load_w(self, x: &Bytes) -> Self::W {
         x.0

@@ -115,8 +115,8 @@ impl Panel<'_> {
             let mut codes = [[Bytes::ZERO; planes::GROUPS]; 8];
             for (lane, row) in self.rows.chunks_exact(row_bytes).enumerate() {
                 let block = Block::decode(format, &row[b * size..][..size]);
-                for (k, code) in block.codes[..len].iter().enumerate() {
-                    codes[k / UNIT][k % UNIT / 4].0[4 * lane + k % 4] = *code;
+                for (group, four) in codes.as_flattened_mut().iter_mut().zip(block.codes[..len].as_chunks::<4>().0) {
+                    group.0.as_chunks_mut::<4>().0[lane] = *four;
                 }
                 self.d[b].0[lane] = block.d.to_bits();
                 if let Some(m) = self.m.get_mut(b) {

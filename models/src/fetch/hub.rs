@@ -247,6 +247,10 @@ impl Hub {
             .map_err(|error| self.explain(file, &error))
     }
 
+    fn bad_address(&self, reason: &str) -> String {
+        format!("HF_ENDPOINT '{}' is no address such as https://huggingface.co: {reason}", self.endpoint)
+    }
+
     /// Honours the proxy variables, except that no proxy can reach an address
     /// that means this machine.
     fn http(&self) -> reqwest::ClientBuilder {
@@ -270,7 +274,7 @@ impl Hub {
             Some(token) => builder.token(token),
             None => builder,
         };
-        builder.build().map_err(|error| format!("hub address '{}': {}", self.endpoint, root_cause(&error)))
+        builder.build().map_err(|error| self.bad_address(&root_cause(&error)))
     }
 
     async fn metadata_async(&self, file: &HubFile) -> Result<HubMeta, String> {
@@ -280,12 +284,12 @@ impl Hub {
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| root_cause(&error))?;
-        let mut url = reqwest::Url::parse(&self.endpoint).map_err(|e| format!("hub address: {e}"))?;
+        let mut url = reqwest::Url::parse(&self.endpoint).map_err(|e| self.bad_address(&e.to_string()))?;
         let (owner, name) = hf_hub::split_id(&file.repo);
         // One relative redirect leads from a repository's old name to its new one.
         let mut hops = 0;
         {
-            let mut path = url.path_segments_mut().map_err(|()| "hub address: not an http address".to_owned())?;
+            let mut path = url.path_segments_mut().map_err(|()| self.bad_address("not an http address"))?;
             path.pop_if_empty().extend([owner, name, "resolve", &file.revision]).extend(file.path.split('/'));
         }
         loop {

@@ -22,7 +22,7 @@ impl Default for Deadlines {
     fn default() -> Self {
         Deadlines {
             connect: Duration::from_secs(5),
-            response: Duration::from_secs(20),
+            response: Duration::from_secs(10),
             stall: Duration::from_secs(30),
             pip: Duration::from_secs(900),
         }

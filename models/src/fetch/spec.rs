@@ -72,7 +72,25 @@ fn parse_hub(rest: &str) -> Result<ModelSpec, String> {
             "only single GGUF files are fetched by name, '{file}' is none; fetch a safetensors folder yourself and pass the folder"
         ));
     }
+    if let Some(quantization) = unsupported_quantization(file) {
+        return Err(format!(
+            "{quantization} is a quantization that this program cannot read; choose a Q4_0 to Q8_0, K-quant, F16, BF16 or F32 file"
+        ));
+    }
     Ok(ModelSpec::Hub { repo, revision: revision.to_owned(), file: file.to_owned() })
+}
+
+/// The quantization that a file's name gives, where it is one that the loader would refuse: known before
+/// hundreds of megabytes are fetched. A name that says nothing, or something else, is settled by the file.
+fn unsupported_quantization(file: &str) -> Option<&str> {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split(['-', '.']).find(|part| {
+        let upper = part.to_ascii_uppercase();
+        let numbered = |prefix: &str| {
+            upper.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        numbered("IQ") || numbered("TQ") || upper.starts_with("MXFP4") || upper.starts_with("NVFP4")
+    })
 }
 
 #[cfg(test)]
@@ -81,6 +99,23 @@ mod tests {
 
     fn hub(repo: &str, revision: &str, file: &str) -> ModelSpec {
         ModelSpec::Hub { repo: repo.to_owned(), revision: revision.to_owned(), file: file.to_owned() }
+    }
+
+    #[test]
+    fn a_quantization_that_cannot_be_read_is_refused_by_its_name_before_any_download() {
+        for (file, refused) in [
+            ("Qwen2.5-1.5B-Instruct-IQ4_XS.gguf", Some("IQ4_XS")),
+            ("sub/model.iq2_xxs.gguf", Some("iq2_xxs")),
+            ("gpt-oss-20b-MXFP4.gguf", Some("MXFP4")),
+            ("m-TQ1_0.gguf", Some("TQ1_0")),
+            ("qwen2.5-1.5b-instruct-q4_k_m.gguf", None),
+            ("uniq-1.gguf", None),
+            ("m-BF16.gguf", None),
+        ] {
+            assert_eq!(unsupported_quantization(file), refused, "{file}");
+        }
+        let error = "hub:a/b/m-IQ4_XS.gguf".parse::<ModelSpec>().expect_err("cannot be read").to_string();
+        assert!(error.contains("IQ4_XS") && error.contains("Q4_0"), "{error}");
     }
 
     #[test]

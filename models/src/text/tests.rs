@@ -67,3 +67,11 @@ fn bytes(text: &str) -> Vec<u32> {
 fn message<'a>(role: &'a str, content: &'a str) -> ChatMessage<'a> {
     ChatMessage { role, content }
 }
+
+#[test]
+fn text_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Text>();
+    shared::<Gguf>();
+    shared::<TextStream>();
+}

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::format::Format;
 use crate::engine::load::ModelIdentity;
+use crate::hash::hex;
 
 /// Stored as the study's name; the first part of every trial's key.
 pub const STUDY: &str = "relay";
@@ -202,19 +203,6 @@ fn digest(parts: &impl Serialize) -> [u8; 32] {
 fn seed_of(parts: &impl Serialize) -> u64 {
     let digest = digest(parts);
     u64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes")) >> 1
-}
-
-/// SHA-256 of `bytes`, in hex.
-pub fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -8,11 +8,12 @@ use anyhow::{bail, ensure};
 
 use crate::engine::load::ModelIdentity;
 use crate::generate::{Backend, Message};
+use crate::hash::sha256_hex;
 use crate::store::{RunFolder, Store, StoreError, TrialRow};
 
 use super::corpus::{self, Item};
 use super::format::Format;
-use super::plan::{CODE, CorpusSource, PlannedFormat, RelayPlan, STUDY, Trial, sha256_hex};
+use super::plan::{CODE, CorpusSource, PlannedFormat, RelayPlan, STUDY, Trial};
 
 /// More chains than this in one run are a slip of the keyboard.
 const MAX_CHAINS: usize = 1_000_000;

@@ -20,7 +20,6 @@ use super::prepare::Relay;
 
 mod text;
 pub(crate) use text::grid;
-pub use text::{plain, plain_lines};
 
 /// The measures of a run, as `relay --json` prints them.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -127,6 +127,12 @@ fn what_a_template_trims_is_trimmed() {
         let text = with_template(&format!("{{% for m in messages %}}{inner}{{% endfor %}}"));
         assert_eq!(shown(&text, &[message("user", " \n x\t\n")]), expected, "{inner}");
     }
+    // After joining with the system message, where a template does that.
+    let joining = "{% if messages[0].role == 'system' %}{{ (messages[0].content + messages[1].content).strip() }}\
+        {% else %}{% for m in messages %}[{{ m.content.strip() }}]{% endfor %}{% endif %}";
+    let text = with_template(joining);
+    assert_eq!(shown(&text, &[message("system", " s "), message("user", " u ")]), "s  u");
+    assert_eq!(shown(&text, &[message("user", " u ")]), "[u]");
     // By role, as some templates trim the assistant alone.
     let text = with_template(
         "{% for m in messages %}[{{ m.content | trim if m.role == 'assistant' else m.content }}]{% endfor %}",
@@ -139,14 +145,18 @@ fn what_a_template_trims_is_trimmed() {
 fn messages_are_shown_once_and_whole() {
     let two = [message("user", "one"), message("user", "two")];
     let cases = [
-        ("{{ messages[-1].content }}", "of 2 messages 1 came out whole"),
-        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "of 2 messages"),
-        ("{% for m in messages %}{{ m.content[1:] }}{% endfor %}", "of 2 messages 0 came out whole"),
+        ("{{ messages[-1].content }}", "message 0 (user)"),
+        ("{{ messages[0].content }}", "message 1 (user)"),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].content if messages[1] }}",
+            "message 1 (user)",
+        ),
+        ("{% for m in messages %}{{ m.content[1:] }}{% endfor %}", "message 0 (user)"),
+        ("{% for m in messages %}{{ m.content[:-1] }}{% endfor %}", "message 1 (user)"),
     ];
     for (source, words) in cases {
-        // Each works on the single probe or fails there already; either way it is named.
         let message = refusal(source, &two);
-        assert!(message.contains(words) || message.contains("of 1 messages 0"), "{source}: {message}");
+        assert!(message.contains(words) && message.contains("once and whole"), "{source}: {message}");
     }
     // Looking into a content is allowed.
     let looking = "{% for m in messages %}{% if '</think>' in m.content %}T{% endif %}{{ m.content }}{% endfor %}";
@@ -156,7 +166,7 @@ fn messages_are_shown_once_and_whole() {
     let text = with_template(cutting);
     assert_eq!(shown(&text, &[message("user", "plain")]), "plain");
     let error = text.render(&[message("assistant", "a</think>b")]).expect_err("half a message").to_string();
-    assert!(error.contains("drops, doubles or takes apart"), "{error}");
+    assert!(error.contains("message 0 (assistant)"), "{error}");
 }
 
 #[test]
@@ -189,7 +199,7 @@ fn runaway_templates_end_in_an_error() {
         ("{% if %}", "syntax error"),
         ("{{ strftime_now('%Q') }}", "strftime_now does not know %Q"),
         ("{% frobnicate %}", "frobnicate"),
-        ("nothing of the message", "of 1 messages 0 came out whole"),
+        ("nothing of the message", "does not show message 0 (user)"),
     ];
     for (source, words) in cases {
         let message = refusal(source, &[message("user", "hi")]);
@@ -268,7 +278,7 @@ fn what_templates_expect_is_there() {
         ("{{ messages[0].content }}\n", "hi"),
         ("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", "hi"),
         ("{{ '<&>' }}{{ messages[0].content }}", "<&>hi"),
-        ("{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{{ messages[0].content }}", "hi"),
+        ("{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{{ messages[0].content }}", "nohi"),
         ("{{ messages[0].content if messages[0].content is string }}", "hi"),
         (
             "{%- set ns = namespace(n=0) %}{%- for m in messages[::-1] %}{%- set ns.n = ns.n + 1 %}{{ m.content }}{%- endfor %}{{ ns.n }}",

@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -170,6 +171,7 @@ fn unusable_folders_are_named() {
         ("no decoder", with(&|t| t["decoder"] = Value::Null), "there is no decoder"),
         ("odd decoder", with(&|t| t["decoder"] = json!({"type": "CTC"})), "decoder CTC is not supported"),
         ("unknown unk", with(&|t| t["model"]["unk_token"] = json!("<u>")), "unk_token names the token \"<u>\""),
+        ("bos not named", beside("tokenizer_config.json", json!({"add_bos_token": true})), "a BOS token is asked for"),
         ("bos unknown", beside("tokenizer_config.json", json!({"bos_token": "<b>"})), "bos_token names the token"),
         ("eos too large", beside("config.json", json!({"eos_token_id": 264})), "eos_token_id of config.json is 264"),
         (
@@ -196,4 +198,22 @@ fn unusable_folders_are_named() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    #[test]
+    fn damaged_folders_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), 32_u8..127), 1..4)) {
+        let mut bytes = tokenizer_json().to_string().into_bytes();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("tokenizer.json"), bytes)?;
+        if let Ok(text) = Text::from_folder(folder.path()) {
+            text.decode(&text.encode("hi 12 <think>é", true).unwrap_or_default());
+        }
+    }
 }

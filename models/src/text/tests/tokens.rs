@@ -1,3 +1,7 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
 use super::*;
 
 #[test]
@@ -280,6 +284,22 @@ fn sentence_piece_metadata_is_checked() {
 }
 
 #[test]
+fn harmless_oddities_are_taken() {
+    // A padding id beyond the vocabulary, nameless tokens, no token types.
+    let names = ["", "", "a", "<0x62>"];
+    let odd = GgufWriter::new()
+        .meta("tokenizer.ggml.model", "llama")
+        .meta("tokenizer.ggml.tokens", MetaValue::strings(names))
+        .meta("tokenizer.ggml.scores", MetaValue::f32s([0.0; 4]))
+        .meta("tokenizer.ggml.add_space_prefix", false)
+        .meta("tokenizer.ggml.padding_token_id", 4);
+    assert_eq!(text(&odd).encode("ab", false).expect("encodes"), [2, 3]);
+    // Without byte tokens the unknown token stands for a character.
+    let unknown = odd.meta("tokenizer.ggml.token_type", MetaValue::i32s([2, 1, 1, 6]));
+    assert_eq!(text(&unknown).encode("aéb", false).expect("encodes"), [2, 0, 3]);
+}
+
+#[test]
 fn text_without_a_token_is_an_error() {
     let tokens = ["a", "b"];
     let tiny = GgufWriter::new()
@@ -300,6 +320,14 @@ fn stop_set_is_the_union() {
     assert_eq!(text(&writer).stop_ids(), [START, END, EOT]);
     // A normal token of that spelling is no end token: <s> here is text.
     assert_eq!(text(&byte_level()).stop_ids(), [END, EOT]);
+    // A card's names join them; one that the vocabulary does not know as a control token is an error.
+    let mut carded = text(&byte_level());
+    carded.add_stops(&["<|im_start|>", "<|im_end|>"]).expect("both are control tokens");
+    assert_eq!(carded.stop_ids(), [START, END, EOT]);
+    for unknown in ["<|nonsense|>", "<s>", "<|im_end|> "] {
+        let error = carded.add_stops(&[unknown]).expect_err("no such control token").to_string();
+        assert!(error.contains(&format!("{unknown:?}")), "{error}");
+    }
 }
 
 #[test]
@@ -309,4 +337,72 @@ fn bos_is_asked_for_by_the_file() {
     let llama = replace(byte_level(), "tokenizer.ggml.pre", "llama-bpe".into());
     assert_eq!(text(&llama).bos(), Some(BOS));
     assert_eq!(text(&llama.meta("tokenizer.ggml.add_bos_token", false)).bos(), None);
+}
+
+/// Merging as the rule says it, by looking at every pair every time.
+fn merged_slowly(pieces: &HashMap<&str, f32>, text: &str) -> Vec<String> {
+    let mut parts: Vec<String> = text.chars().map(String::from).collect();
+    loop {
+        let mut best: Option<(f32, usize)> = None;
+        for at in 1..parts.len() {
+            let joined = parts[at - 1].clone() + &parts[at];
+            if let Some(&score) = pieces.get(joined.as_str())
+                && best.is_none_or(|(so_far, _)| score > so_far)
+            {
+                best = Some((score, at));
+            }
+        }
+        let Some((_, at)) = best else { return parts };
+        let right = parts.remove(at);
+        parts[at - 1].push_str(&right);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn sentence_piece_agrees_with_the_slow_way(
+        inputs in prop::collection::vec("[abé]{0,24}", 1..6),
+        scores in prop::collection::vec(-4_i8..0, 10),
+    ) {
+        // Scores repeat, so that the leftmost of equals decides often.
+        let names = ["a", "b", "ab", "ba", "aa", "bb", "aab", "abab", "baa", "bbbb"];
+        let pieces: Vec<(&str, f32)> = names.into_iter().zip(scores.iter().map(|&s| f32::from(s))).collect();
+        let text = text(&sentence_piece(&pieces).meta("tokenizer.ggml.add_space_prefix", false));
+        let by_name: HashMap<&str, f32> = pieces.into_iter().collect();
+        for input in inputs {
+            let ids = text.encode(&input, false)?;
+            let shown: Vec<&str> = ids.iter().filter_map(|&id| text.token_text(id)).collect();
+            let slow = merged_slowly(&by_name, &input);
+            let expected: Vec<&str> =
+                slow.iter().flat_map(|p| if p == "é" { vec!["<0xC3>", "<0xA9>"] } else { vec![p.as_str()] }).collect();
+            prop_assert_eq!(shown, expected);
+        }
+    }
+
+    /// A damaged vocabulary loads or is refused; encoding and rendering with what
+    /// loaded end as well.
+    #[test]
+    fn damaged_metadata_never_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        piece in any::<bool>(),
+    ) {
+        let writer = if piece { sentence_piece(&[("a", -1.0), ("aa", -2.0)]) } else { byte_level() };
+        let writer = writer.meta("tokenizer.chat_template", "{% for m in messages %}<s>{{ m.content }}{% endfor %}");
+        let mut bytes = writer.to_bytes();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(&bytes)?;
+        if let Ok(gguf) = Gguf::open(file.path())
+            && let Ok(text) = Text::from_gguf(&gguf)
+        {
+            let ids = text.encode("aaa hi<s> é", true).unwrap_or_default();
+            text.decode(&ids);
+            let _ = text.render(&[message("user", "hi<s>")]);
+        }
+    }
 }

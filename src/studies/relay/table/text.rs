@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::{FormatSummary, HopSummary, Summary};
+use crate::terminal::plain;
 
 /// Stands where a measure does not exist.
 const NONE: &str = "–";
@@ -122,40 +123,9 @@ pub(crate) fn grid(f: &mut impl fmt::Write, rows: &[Vec<String>]) -> fmt::Result
     Ok(())
 }
 
-/// Text that cannot move the cursor, change colours or reorder a line: every such
-/// character is spelled out, line breaks too.
-pub fn plain(text: &str) -> String {
-    let spelled = |c: char| if is_harmless(c) { c.to_string() } else { c.escape_default().to_string() };
-    text.chars().map(spelled).collect()
-}
-
-/// [`plain`], line by line.
-pub fn plain_lines(text: &str) -> String {
-    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
-}
-
-fn is_harmless(c: char) -> bool {
-    // Marks and overrides of the writing direction would show a line in another order than it was written in.
-    let directs = matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    !c.is_control() && !directs && !matches!(c, '\u{2028}' | '\u{2029}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn plain_text_cannot_command_a_terminal() {
-        let cases = [
-            ("Zoë – 8080 “ok” 漢字", "Zoë – 8080 “ok” 漢字"),
-            ("\u{1b}[31mred\r\n\t\u{7}\u{9b}2J", "\\u{1b}[31mred\\r\\n\\t\\u{7}\\u{9b}2J"),
-            ("a\u{202e}b\u{2066}c\u{2028}d", "a\\u{202e}b\\u{2066}c\\u{2028}d"),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(plain(text), expected);
-        }
-        assert_eq!(plain_lines("a\n\u{1b}b\n"), "a\n\\u{1b}b\n");
-    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell_and_rows_may_be_short() {

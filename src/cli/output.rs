@@ -1,9 +1,11 @@
-//! What goes to stdout and stderr: text of models and files is shown and never
-//! obeyed, and a closed or full end of a pipe is no reason to panic.
+//! Writing to stdout and stderr: a closed or full end of a pipe is no reason to
+//! panic, and an error is one line whatever it quotes.
 
 use std::io::{ErrorKind, Write};
 
 use anyhow::Context;
+
+use crate::terminal::plain;
 
 /// Writes to stdout. `false` when its reader has seen enough (`| head`), which is no error.
 pub(crate) fn emit(text: &str) -> anyhow::Result<bool> {
@@ -17,7 +19,7 @@ pub(crate) fn emit(text: &str) -> anyhow::Result<bool> {
 
 /// Says something on stderr, on one line. Where nobody can be told, nobody is.
 pub(crate) fn tell(text: &str) {
-    let line = printable(text).replace(['\n', '\t'], " ");
+    let line = plain(&text.replace(['\n', '\t'], " "));
     let _ = writeln!(std::io::stderr().lock(), "{}", shortened(&line));
 }
 
@@ -33,34 +35,9 @@ fn shortened(line: &str) -> String {
     format!("{head} … {tail}")
 }
 
-/// The text with every control character but line feed and tab replaced by a visible
-/// escape, so that it can neither move the cursor nor recolour or retitle the terminal.
-/// Bidirectional overrides are escaped too: they can make text read as something else.
-pub(crate) fn printable(text: &str) -> String {
-    let hidden = |c: char| {
-        (c.is_control() && c != '\n' && c != '\t')
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
-        if hidden(c) {
-            out.extend(c.escape_unicode())
-        } else {
-            out.push(c)
-        }
-        out
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{printable, shortened};
-
-    #[test]
-    fn control_characters_become_visible_and_text_stays() {
-        assert_eq!(printable("a\tb\nc é 日"), "a\tb\nc é 日");
-        assert_eq!(printable("\u{1b}[31mred\u{7}"), "\\u{1b}[31mred\\u{7}");
-        assert_eq!(printable("\u{9b}2J\r\u{202e}"), "\\u{9b}2J\\u{d}\\u{202e}");
-    }
+    use super::shortened;
 
     #[test]
     fn a_long_line_keeps_both_ends() {
