@@ -20,7 +20,7 @@ use crate::KernelError;
 use crate::error::{area, check_at_least, check_len, check_range};
 use crate::isa::{Floats, Isa, LANES, Simd, SimdOp};
 use crate::output::SharedRows;
-use steps::{KEYS, accumulate, score, weigh, widen};
+use steps::{KEYS, accumulate, fetch_ahead, score, weigh, widen};
 
 /// Positions of one span that share the loads of a task.
 const TILE: usize = 16;
@@ -289,8 +289,17 @@ impl SimdOp for Attend<'_> {
                 let first = block * size;
                 keys.start.clamp(first, first + size) - first..keys.end.clamp(first, first + size) - first
             };
-            let id = task.span.blocks[block] as usize;
-            let head = id * inputs.block_len + task.kv_head * size * shape.head_dim;
+            let head_of = |block: usize| {
+                let id = task.span.blocks[block] as usize;
+                id * inputs.block_len + task.kv_head * size * shape.head_dim
+            };
+            if (block + 1) * size < needed.end {
+                // Blocks lie anywhere in the cache: the hardware cannot guess the next one.
+                let next = head_of(block + 1)..head_of(block + 1) + size * shape.head_dim;
+                fetch_ahead(s, &inputs.k[next.clone()]);
+                fetch_ahead(s, &inputs.v[next]);
+            }
+            let head = head_of(block);
             let keys = in_block(needed.clone());
             widen(s, &inputs.k[head..], shape.head_dim, keys.clone(), &mut scratch.k);
             widen(s, &inputs.v[head..], shape.head_dim, keys, &mut scratch.v);

@@ -188,8 +188,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 2ⁿ for −127 ≤ n ≤ 128, where 2⁻¹²⁷ counts as zero and 2¹²⁸ as infinity.
     fn exp2(self, n: Self::I) -> Self::F;
 
-    /// Hints that `x` will be read soon.
-    fn prefetch(self, x: &Bytes);
+    /// Hints that the cache line on which `x` begins will be read soon.
+    fn prefetch<T>(self, x: &T);
     fn load_w(self, x: &Bytes) -> Self::W;
     fn store_w(self, x: Self::W, to: &mut Bytes);
     fn and_w(self, a: Self::W, mask: u8) -> Self::W;

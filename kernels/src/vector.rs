@@ -134,12 +134,14 @@ impl RopeTable {
     /// Angles `positions[row] · frequencies[pair]`, computed in f64: at position 100,000 an f32 angle
     /// would be off by 0.004.
     pub fn new(positions: &[u32], frequencies: &[f64]) -> Self {
-        let angle = |position: u32, frequency: f64| {
-            let (sin, cos) = (f64::from(position) * frequency).sin_cos();
-            (cos as f32, sin as f32)
-        };
-        let row = |&position: &u32| frequencies.iter().map(move |&frequency| angle(position, frequency));
-        Self { pairs: frequencies.len(), angles: positions.iter().flat_map(row).collect() }
+        let mut angles = Vec::with_capacity(positions.len() * frequencies.len());
+        for &position in positions {
+            for &frequency in frequencies {
+                let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+                angles.push((cos as f32, sin as f32));
+            }
+        }
+        Self { pairs: frequencies.len(), angles }
     }
 
     /// Elements of a head that are rotated.

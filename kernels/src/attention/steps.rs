@@ -9,6 +9,13 @@ use crate::math::exp;
 /// Keys scored at a time.
 pub(super) const KEYS: usize = 4;
 
+/// Asks for all of `halves`, which the next block's steps will read.
+#[inline(always)]
+pub(super) fn fetch_ahead<S: Simd>(s: S, halves: &[u16]) {
+    const LINE: usize = 64 / size_of::<u16>();
+    halves.iter().step_by(LINE).for_each(|half| s.prefetch(half));
+}
+
 /// Positions `keys` of one head of a block as floats, each padded to whole vectors.
 #[inline(always)]
 pub(super) fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &mut [Floats]) {

@@ -66,6 +66,12 @@ impl Simd for Avx2 {
         unsafe { inner(self, op) }
     }
 
+    #[inline(always)]
+    fn prefetch<T>(self, x: &T) {
+        // SAFETY: `self` proves the features; a hint reads nothing and faults nowhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()) }
+    }
+
     detected! {
         fn splat(self, x: f32) -> F { [_mm256_set1_ps(x); 2] }
         fn load(self, x: &[f32; LANES]) -> F { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
@@ -156,7 +162,6 @@ impl Simd for Avx2 {
             ]
         }
 
-        fn prefetch(self, x: &Bytes) { _mm_prefetch::<_MM_HINT_T1>(x.0.as_ptr().cast()) }
         fn load_w(self, x: &Bytes) -> I {
             let x = x.0.as_ptr().cast::<__m256i>();
             [_mm256_load_si256(x), _mm256_load_si256(x.add(1))]

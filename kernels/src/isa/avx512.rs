@@ -60,6 +60,12 @@ impl Simd for Avx512 {
         unsafe { inner(self, op) }
     }
 
+    #[inline(always)]
+    fn prefetch<T>(self, x: &T) {
+        // SAFETY: `self` proves the features; a hint reads nothing and faults nowhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()) }
+    }
+
     detected! {
         fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
         fn load(self, x: &[f32; LANES]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
@@ -109,7 +115,6 @@ impl Simd for Avx512 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127))))
         }
 
-        fn prefetch(self, x: &Bytes) { _mm_prefetch::<_MM_HINT_T1>(x.0.as_ptr().cast()) }
         fn load_w(self, x: &Bytes) -> __m512i { _mm512_load_si512(x.0.as_ptr().cast()) }
         fn store_w(self, x: __m512i, to: &mut Bytes) { _mm512_store_si512(to.0.as_mut_ptr().cast(), x) }
         fn and_w(self, a: __m512i, mask: u8) -> __m512i { _mm512_and_si512(a, _mm512_set1_epi8(mask as i8)) }

@@ -163,7 +163,7 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn prefetch(self, _x: &Bytes) {}
+    fn prefetch<T>(self, _x: &T) {}
     #[inline(always)]
     fn load_w(self, x: &Bytes) -> Self::W {
         x.0

@@ -324,7 +324,7 @@ fn stop_set_is_the_union() {
     let mut carded = text(&byte_level());
     carded.add_stops(&["<|im_start|>", "<|im_end|>"]).expect("both are control tokens");
     assert_eq!(carded.stop_ids(), [START, END, EOT]);
-    for unknown in ["<|nonsense|>", "<s>", "<|im_end|> "] {
+    for unknown in ["<|nonsense|>", "hi", "<think>", "<|im_end|> "] {
         let error = carded.add_stops(&[unknown]).expect_err("no such control token").to_string();
         assert!(error.contains(&format!("{unknown:?}")), "{error}");
     }
