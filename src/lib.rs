@@ -10,6 +10,7 @@ pub mod cli;
 pub mod engine;
 pub mod generate;
 mod hash;
+mod memory;
 pub mod score;
 pub mod stats;
 pub mod store;

@@ -13,6 +13,7 @@ use weaklink_models::fetch::{FetchOptions, Fetcher, free_space};
 
 use super::models::{align, megabytes};
 use super::output::emit;
+use crate::memory::Memory;
 
 /// Tokens of K/V that "fits" leaves room for: eight relays of 2,048 tokens at once.
 const KV_TOKENS: u64 = 16_384;
@@ -50,13 +51,6 @@ struct Report {
     pip: Option<String>,
     cards: Vec<CardState>,
     problems: Vec<Problem>,
-}
-
-#[derive(Clone, Copy, Serialize, Default, Debug, PartialEq, Eq)]
-struct Memory {
-    /// Bytes; of the container where it has a limit.
-    total: Option<u64>,
-    available: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -115,7 +109,7 @@ fn examine(fetcher: &Fetcher, online: bool) -> Report {
     let mut problem = |serious, what: String, way_out: &str| {
         problems.push(Problem { serious, what, way_out: way_out.to_owned() });
     };
-    let memory = memory();
+    let memory = Memory::read();
     let cards: Vec<CardState> = Card::all()
         .iter()
         .map(|card| {
@@ -245,31 +239,6 @@ fn pip_version() -> Result<String, String> {
     Err(format!("no answer in {} s", ASK.as_secs()))
 }
 
-fn memory() -> Memory {
-    let machine = fs::read_to_string("/proc/meminfo").map(|text| parse_meminfo(&text)).unwrap_or_default();
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let limit = number("/sys/fs/cgroup/memory.max");
-    let used = number("/sys/fs/cgroup/memory.current");
-    within_limit(machine, limit, used)
-}
-
-/// Applies a container's limit; "used" counts cache that would be given back,
-/// so what it leaves is a lower bound.
-fn within_limit(machine: Memory, limit: Option<u64>, used: Option<u64>) -> Memory {
-    let Some(limit) = limit.filter(|limit| machine.total.is_none_or(|total| *limit < total)) else { return machine };
-    let left = limit.saturating_sub(used.unwrap_or(0));
-    Memory { total: Some(limit), available: Some(machine.available.map_or(left, |free| free.min(left))) }
-}
-
-fn parse_meminfo(text: &str) -> Memory {
-    let field = |name: &str| {
-        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let kibibytes: u64 = rest.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
-        kibibytes.checked_mul(1024)
-    };
-    Memory { total: field("MemTotal"), available: field("MemAvailable") }
-}
-
 fn page(report: &Report) -> String {
     let bytes = |value: Option<u64>| value.map_or("unknown".to_owned(), megabytes);
     let yes = |value: bool| if value { "yes" } else { "no" };
@@ -316,26 +285,6 @@ fn page(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn meminfo_is_read_in_bytes() {
-        let text = "MemTotal:       24541720 kB\nMemFree:        13877328 kB\nMemAvailable:   23458016 kB\n";
-        let memory = parse_meminfo(text);
-        assert_eq!(memory, Memory { total: Some(25_130_721_280), available: Some(24_021_008_384) });
-        assert_eq!(parse_meminfo("MemTotal: many kB\n"), Memory::default());
-        assert_eq!(parse_meminfo(""), Memory::default());
-    }
-
-    #[test]
-    fn a_container_limit_narrows_the_memory() {
-        let machine = Memory { total: Some(100), available: Some(60) };
-        assert_eq!(within_limit(machine, None, Some(5)), machine);
-        assert_eq!(within_limit(machine, Some(1_000), Some(5)), machine);
-        let narrow = Memory { total: Some(50), available: Some(45) };
-        assert_eq!(within_limit(machine, Some(50), Some(5)), narrow);
-        assert_eq!(within_limit(machine, Some(50), Some(70)).available, Some(0));
-        assert_eq!(within_limit(Memory::default(), Some(50), None).available, Some(50));
-    }
 
     #[test]
     fn the_needed_memory_is_weights_cache_and_scratch() {

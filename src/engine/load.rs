@@ -19,6 +19,7 @@ use weaklink_models::weights::{Folder, Weights};
 
 use super::{EngineHandle, EngineLimits};
 use crate::hash::hex;
+use crate::memory::Memory;
 
 /// What makes one model's text differ from another's. Part of every plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,7 +183,7 @@ impl OpenModel {
             weights: self.weight_bytes()?,
             cache: blocks.saturating_mul(KvCache::block_bytes(c)) as u64,
             scratch: scratch as u64,
-            available: available_memory(),
+            available: Memory::read().available,
             blocks,
         };
         if let Some(available) = plan.available
@@ -280,12 +281,4 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> std::io::Result<()> {
             n => hash.update(&buffer[..n]),
         }
     }
-}
-
-/// Bytes that the kernel says can be had without swapping; `None` where it does not say.
-fn available_memory() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }
