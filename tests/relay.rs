@@ -173,6 +173,8 @@ fn a_changed_model_or_setting_refuses_to_go_on_and_says_what_changed() {
     let stored = Relay::stored(&Store::open(dir.path()).expect("the run")).expect("its plan");
     assert_eq!(stored.plan, relay.plan);
     stored.check_unchanged(&model).expect("nothing changed");
+    model.identity.name = "the same weights elsewhere".into();
+    stored.check_unchanged(&model).expect("a name changes no message");
     model.identity.sha256 = "f1".into();
     model.isa = "avx2".into();
     let error = stored.check_unchanged(&model).expect_err("two changes").to_string();

@@ -156,8 +156,8 @@ fn a_chain_is_shown_hop_by_hop_and_cannot_command_the_terminal() {
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
     for part in [
         "Ann Lee, port 9090, \\u{1b}[2J\\u{7} 3 May 2030\nend",
-        "hop 1: 3/4 facts kept, 10 tokens",
-        "hop 2: 2/4 facts kept, 30 tokens",
+        "hop 1: 3/4 facts found word for word, 10 tokens",
+        "hop 2: 2/4 facts found word for word, 30 tokens",
         "altered  cutover port: 8080 (now \"9090\")",
         "lost     cutover ticket: XK-17",
         "kept     cutover lead: Ann Lee",

@@ -97,6 +97,8 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         emit("\n")?;
         if args.model.verbose > 0 {
             summary(&completion);
+        } else if completion.finish == Finish::Length {
+            tell(&format!("weaklink: cut at {} tokens; --max-tokens allows more", completion.generated_tokens));
         }
     }
     Ok(ExitCode::SUCCESS)

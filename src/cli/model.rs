@@ -2,13 +2,26 @@
 
 use anyhow::{Context, bail};
 
+use weaklink_models::card::{Card, CardKind};
+
 use super::{ModelArgs, pull};
 use crate::engine::load::OpenModel;
 
 /// Finds (and where needed fetches) the model that the arguments name, and opens it.
 pub(crate) fn open(args: &ModelArgs) -> anyhow::Result<OpenModel> {
     device(&args.device)?;
+    if kind(args) == Some(CardKind::Embedder) {
+        bail!(
+            "{} turns text into vectors and makes none; choose a model that `weaklink models` calls chat or base",
+            args.model
+        );
+    }
     OpenModel::open(&pull::resolve(&args.model, args.offline)?)
+}
+
+/// What a card says that its model is for, known before anything is fetched; `None` where no card is named.
+pub(crate) fn kind(args: &ModelArgs) -> Option<CardKind> {
+    Card::by_name(&args.model).map(|card| card.kind)
 }
 
 /// More threads than any machine this runs on has cores.

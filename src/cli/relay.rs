@@ -3,10 +3,12 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
+use weaklink_models::card::CardKind;
 
 use super::output::{emit, tell};
 use super::{ModelArgs, OutArgs, model};
@@ -35,13 +37,13 @@ const QUICK_ITEMS: usize = 2;
   weaklink relay --model qwen2.5-1.5b --formats kv,json --items 30 --out runs/weak
   weaklink relay --corpus briefs.jsonl --hops 4 --temperature 0 --json")]
 pub(crate) struct RelayArgs {
-    /// Names of formats, or all
+    /// free, constr, json, triples and kv, with commas between; or all
     #[arg(long, value_delimiter = ',', default_value = "all", value_name = "NAMES")]
     formats: Vec<String>,
     /// Briefs to pass on [default: 8, or all of --corpus]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     items: Option<usize>,
-    /// Briefs of your own, one JSON item a line, in place of generated ones
+    /// Briefs of your own in place of generated ones, one JSON item a line (README shows one)
     #[arg(long, value_name = "FILE")]
     corpus: Option<PathBuf>,
     /// Hops of a chain [default: 6]
@@ -159,7 +161,8 @@ pub(super) fn go_on(
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = threads.context("cannot start the threads that wait for the model")?;
     let bar = bar();
-    let report = |progress: &Progress| show_progress(&bar, progress);
+    let mut last_line = Instant::now();
+    let report = |progress: &Progress| show_progress(&bar, progress, &mut last_line);
     let drive = relay.drive(&model.backend, store, work.batch, interrupt(), report);
     let ending = runtime.block_on(drive);
     bar.finish_and_clear();
@@ -208,25 +211,35 @@ async fn terminated() -> Option<()> {
 
 /// Drawn on stderr, and only where that is a terminal.
 fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} hops  {msg}").expect("the template is well formed");
+    let style = ProgressStyle::with_template("{bar:12} {msg}").expect("the template is well formed");
     ProgressBar::new(0).with_style(style)
 }
 
-fn show_progress(bar: &ProgressBar, progress: &Progress) {
+/// How often a line tells of the progress where there is no terminal to draw on.
+const LINE_EVERY: Duration = Duration::from_secs(30);
+
+/// Draws the bar; elsewhere writes a line now and then. `last_line` is when the last one was written.
+fn show_progress(bar: &ProgressBar, progress: &Progress, last_line: &mut Instant) {
     bar.set_length(progress.hops_done + progress.hops_left);
     bar.set_position(progress.hops_done);
     let mut line = format!(
-        "{}/{} chains  {:.0} tokens/s  {:.0} % cached",
+        "{}/{} hops {}/{} chains {:.0} tokens/s {:.0} % cached",
+        progress.hops_done,
+        progress.hops_done + progress.hops_left,
         progress.chains_done,
         progress.chains,
         progress.tokens_per_second(),
         100.0 * progress.cached_share()
     );
     if let Some(left) = progress.time_left() {
-        line += &format!("  {} left", indicatif::HumanDuration(left));
+        line += &format!(" {} left", indicatif::FormattedDuration(Duration::from_secs(left.as_secs())));
     }
     if progress.failed > 0 {
-        line += &format!("  {} failed", progress.failed);
+        line += &format!(" {} failed", progress.failed);
+    }
+    if !std::io::stderr().is_terminal() && last_line.elapsed() >= LINE_EVERY {
+        tell(&format!("weaklink: {line}"));
+        *last_line = Instant::now();
     }
     bar.set_message(line);
 }
@@ -234,10 +247,18 @@ fn show_progress(bar: &ProgressBar, progress: &Progress) {
 /// Loads the model and starts its engine.
 pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
     let options = LoadOptions { batch, threads: model::threads(args)?, context: None };
+    let no_chat = |name: &str| {
+        anyhow::anyhow!(
+            "{name} has no chat template, and a relay is a chat: choose a model that `weaklink models` calls chat"
+        )
+    };
+    if model::kind(args) == Some(CardKind::Base) {
+        return Err(no_chat(&args.model));
+    }
     let open = model::open(args)?;
     let shots = open.shots;
     if !open.text.has_template() {
-        bail!("{} has no chat template, and a relay is a chat: choose an instruction-tuned model", open.name);
+        return Err(no_chat(&open.name));
     }
     let memory = open.plan_memory(&options)?;
     if args.verbose > 0 || std::io::stderr().is_terminal() {

@@ -22,7 +22,6 @@ use crate::terminal::{plain, plain_lines};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   weaklink show runs/relay-0001
-  weaklink show runs/relay-0001 3f2a
   weaklink show runs/relay-0001 kv/migration-0-0")]
 pub(crate) struct ShowArgs {
     /// Folder of the run
@@ -101,14 +100,18 @@ impl Run {
         let found: Vec<_> = self.trials.iter().filter(|t| t.key.starts_with(name) || by_name(t)).collect();
         match found[..] {
             [trial] => Ok(trial),
-            [] => bail!("no chain {name:?} in {}: `weaklink show {}` lists them", dir.display(), dir.display()),
+            [] => bail!(
+                "no chain {name:?} in {}: give the beginning of a key or FORMAT/ITEM; `weaklink show {}` lists them",
+                dir.display(),
+                dir.display()
+            ),
             _ => bail!("{name:?} names {} chains: give more of the key, or FORMAT/ITEM/REPLICATE", found.len()),
         }
     }
 
     fn list(&self) -> anyhow::Result<String> {
         let mut rows =
-            vec![["chain", "format", "item", "replicate", "hops", "facts kept", "state"].map(str::to_owned).to_vec()];
+            vec![["chain", "format", "item", "replicate", "hops", "facts found", "state"].map(str::to_owned).to_vec()];
         for trial in &self.trials {
             let hops = self.hops_of(trial);
             let (item, format) = self.named(trial)?;
@@ -143,7 +146,7 @@ impl Run {
         for hop in self.hops_of(trial) {
             let fates = score(item, format, &hop.message);
             let mut title = format!(
-                "hop {}: {}/{} facts kept, {} tokens",
+                "hop {}: {}/{} facts found word for word, {} tokens",
                 hop.hop,
                 kept(&fates),
                 fates.facts.len(),
@@ -163,12 +166,17 @@ impl Run {
                 writeln!(text, "  {} {}{found}", paint.fate(fate.verdict, label(fate.verdict)), plain(&meant))?;
             }
         }
+        writeln!(text, "\n{LEGEND}")?;
         if let Some(failure) = self.failure_of(trial) {
             writeln!(text, "\n{}: {}", paint.bold(&format!("hop {} failed", failure.hop)), plain(&failure.detail))?;
         }
         Ok(text)
     }
 }
+
+const LEGEND: &str = "kept: found, and under its own key where the format has keys; altered: another value in its place; \
+rebound: found under the key of another fact; conflict: its key stands twice with different values; \
+unbound: found under no key of a fact; lost: not found.";
 
 /// The brief is prose in every format.
 fn prose(format: &Format) -> Format {

@@ -172,7 +172,12 @@ fn drop_thousands(pieces: &mut Vec<Piece>) {
         }
         let goes_on = start >= 2 && is_number_separator(pieces[start - 1].c) && pieces[start - 2].c.is_numeric();
         let Some(separator) = pieces.get(i).and_then(thousands_separator) else { continue };
-        if goes_on || i - start > 3 || pieces[start].c == '0' {
+        // Digits and no-break spaces are one number or none: `5 8 660` says neither 58,660 nor 8,660 for sure.
+        let spaced = separator == ' '
+            && start >= 2
+            && thousands_separator(&pieces[start - 1]) == Some(' ')
+            && digit(pieces, start - 2);
+        if goes_on || spaced || i - start > 3 || pieces[start].c == '0' {
             continue;
         }
         let mut separators = Vec::new();
@@ -184,11 +189,12 @@ fn drop_thousands(pieces: &mut Vec<Piece>) {
             separators.push(end);
             end += 4;
         }
-        let ragged = pieces.get(end).and_then(thousands_separator).is_some_and(|s| s != ' ') && digit(pieces, end + 1);
+        let next = pieces.get(end).and_then(thousands_separator);
+        let ragged = next.is_some_and(|next| next != ' ' || separator == ' ') && digit(pieces, end + 1);
         if !ragged {
             separators.into_iter().for_each(|k| dropped[k] = true);
+            i = i.max(end);
         }
-        i = i.max(end);
     }
     let mut k = 0;
     pieces.retain(|_| {

@@ -91,6 +91,22 @@ proptest::proptest! {
     }
 }
 
+/// Found by the property above: spaced digits that are no grouped number as a whole are left alone.
+#[test]
+fn spaced_digits_are_one_number_or_none() {
+    for (text, joined, parts) in [
+        ("0\u{a0}8\u{202f}660", "8660", ["8", "660"]),
+        ("1\u{a0}660\u{a0}8", "1660", ["660", "8"]),
+        ("5\u{a0}660,661", "5660661", ["5", "660,661"]),
+    ] {
+        assert!(!contains(text, joined) && !naive(text, joined), "{joined} in {text:?}");
+        for part in parts {
+            assert!(contains(text, part) && naive(text, part), "{part} in {text:?}");
+        }
+    }
+    assert!(contains("8\u{202f}660 units", "8,660"));
+}
+
 #[test]
 fn the_matcher_keeps_the_places() {
     let text = "a  ８４\u{200b}４３ b 48,500.";

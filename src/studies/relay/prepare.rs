@@ -220,9 +220,11 @@ impl Relay {
         // A format that this build does not know is a user's: the stored one is all there is of it.
         let now = |format: &Format| Format::by_name(&format.name).unwrap_or_else(|_| format.clone());
         let formats: Vec<_> = self.formats.iter().map(now).collect();
+        // The same weights under another name make the same messages.
+        let name = self.plan.model.name.clone();
         RelayPlan {
             code: CODE.into(),
-            model: model.identity.clone(),
+            model: ModelIdentity { name, ..model.identity.clone() },
             device: model.device.clone(),
             isa: model.isa.clone(),
             formats: planned_formats(&self.plan, &formats, &self.items),

@@ -16,6 +16,7 @@ use crate::score::{MessageScore, score};
 use crate::stats::{self, Bootstrap};
 use crate::store::{HopRow, Store, TrialRow};
 
+use super::plan::RelayPlan;
 use super::prepare::Relay;
 
 mod text;
@@ -47,6 +48,9 @@ pub struct Summary {
     pub generated_tokens: u64,
     /// Chains that ended without their last message.
     pub failed: usize,
+    /// The settings that shape the messages, for people.
+    #[serde(skip)]
+    pub settings: String,
     /// Chains that are neither whole nor failed: the run can be resumed.
     #[serde(skip)]
     pub unfinished: usize,
@@ -136,9 +140,18 @@ impl Summary {
             cached_tokens: rows().map(|row| row.cached_tokens).sum(),
             generated_tokens: rows().map(|row| row.generated_tokens).sum(),
             failed,
+            settings: settings(&relay.plan),
             unfinished: chains.len().saturating_sub(whole + failed),
         })
     }
+}
+
+fn settings(plan: &RelayPlan) -> String {
+    let shots = if plan.shots == 0 { "no worked example" } else { "one worked example before each message" };
+    format!(
+        "temperature {}, at most {} tokens a message, {shots}, seed {}",
+        plan.temperature, plan.max_tokens, plan.seed
+    )
 }
 
 fn scored_chains(relay: &Relay, store: &Store) -> anyhow::Result<Vec<Chain>> {

@@ -13,7 +13,7 @@ impl Display for Summary {
         let hops = self.formats.first().map_or(0, |(_, format)| format.hops.len());
         writeln!(f, "{}: {} on {} ({})", plain(&self.run), plain(&self.model), plain(&self.device), plain(&self.isa))?;
         let shape = [counted(self.items, "item"), counted(self.formats.len(), "format"), counted(hops, "hop")];
-        writeln!(f, "{}\n", shape.join(", "))?;
+        writeln!(f, "{}; {}\n", shape.join(", "), self.settings)?;
 
         writeln!(f, "Facts kept, % of all facts by string recall [95 % interval over items]")?;
         let mut rows = vec![vec!["format".to_owned()]];
@@ -24,6 +24,8 @@ impl Display for Summary {
         grid(f, &rows)?;
         if self.items < 2 {
             writeln!(f, "No intervals: one item says nothing about others.")?;
+        } else if self.formats.iter().flat_map(|(_, format)| &format.hops).any(|hop| hop.n > 1 && hop.ci.is_none()) {
+            writeln!(f, "No interval where all items kept the same share.")?;
         }
 
         writeln!(
@@ -49,8 +51,11 @@ impl Display for Summary {
         let cached = 100 * self.cached_tokens / self.prompt_tokens.max(1);
         writeln!(
             f,
-            "\n{:.1} s, {} prompt tokens ({cached} % from the cache), {} generated",
-            self.seconds, self.prompt_tokens, self.generated_tokens
+            "\n{:.1} s, {} prompt tokens ({cached} % from the cache), {} generated ({} a second, formats side by side)",
+            self.seconds,
+            self.prompt_tokens,
+            self.generated_tokens,
+            number((self.seconds > 0.0).then(|| self.generated_tokens as f64 / self.seconds))
         )?;
         if self.failed > 0 {
             writeln!(f, "{} failed: not scored, not in any mean", counted(self.failed, "chain"))?;
