@@ -211,7 +211,7 @@ fn a_damaged_model_file_is_one_clear_line() {
         let output = weaklink(dir.path(), &args);
         let error = String::from_utf8(output.stderr).expect("UTF-8");
         match output.status.code() {
-            Some(0) => assert_eq!(error, ""),
+            Some(0) => assert!(error.is_empty() || error.starts_with("weaklink: cut at 2 tokens"), "{error}"),
             Some(2) => assert!(error.starts_with("weaklink: ") && error.lines().count() == 1, "{error}"),
             code => panic!("round {round}: {code:?} {error}"),
         }
