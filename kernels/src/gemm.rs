@@ -21,6 +21,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 pub use activations::Activations;
+use activations::GROUP;
 
 use crate::error::{area, check_at_least, check_len, check_range};
 use crate::isa::{Floats, LANES, Simd, SimdOp};
@@ -31,8 +32,9 @@ use crate::{Format, KernelError};
 /// Rows that share one unpacking of the weights, at most.
 const ROW_CHUNK: usize = 128;
 
-/// Activations of a chunk, unless that leaves fewer than 32 rows: half a second-level cache of 512 KiB.
-const CHUNK_BYTES: usize = 256 << 10;
+/// Activations of a chunk, unless that leaves fewer than 32 rows: they stream from the third-level cache once for
+/// each group of panels, which is cheaper than to unpack the weights again.
+const CHUNK_BYTES: usize = 2 << 20;
 
 /// Multiply-adds below which a product stays on the calling thread: about the time it takes to wake another.
 const SERIAL: usize = 1 << 19;
@@ -119,14 +121,23 @@ struct Task {
     rows: Range<usize>,
 }
 
+impl Task {
+    /// The panels to multiply with each other's loads shared. The last group of an odd number
+    /// of panels has its panel twice; only one of the results is used.
+    fn group<const NP: usize>(&self) -> [usize; NP] {
+        std::array::from_fn(|p| (self.panels.start + p).min(self.panels.end - 1))
+    }
+}
+
 /// Cuts the parts into tasks; how they are cut has no influence on any bit.
 fn tasks(parts: &[(&QuantMatrix, usize)], rows: usize, threads: usize) -> Vec<Task> {
     let groups: usize = parts.iter().map(|(w, _)| w.rows().div_ceil(LANES).div_ceil(w.isa().panels())).sum();
     let widest = parts.iter().map(|(w, _)| w.cols()).max().unwrap_or(0).max(1);
-    let mut chunk = rows.min((CHUNK_BYTES / widest).clamp(32, ROW_CHUNK));
+    // Chunks are whole groups of rows, as activations are.
+    let mut chunk = (CHUNK_BYTES / widest).clamp(32, ROW_CHUNK).min(rows).next_multiple_of(GROUP);
     // Few outputs and many rows: cut rows until there is work for all threads.
-    while threads > 1 && chunk > 16 && groups * rows.div_ceil(chunk) < 4 * threads {
-        chunk = chunk.div_ceil(2);
+    while threads > 1 && chunk > GROUP && groups * rows.div_ceil(chunk) < 4 * threads {
+        chunk = (chunk / 2).next_multiple_of(GROUP);
     }
     let mut tasks = Vec::with_capacity(groups * rows.div_ceil(chunk));
     for (part, (w, _)) in parts.iter().enumerate() {
@@ -150,7 +161,7 @@ struct Product<'a> {
     w: &'a QuantMatrix,
     x: &'a Activations<'a>,
     /// See [`int8::terms`].
-    terms: &'a [u32],
+    terms: &'a [int8::Terms],
     task: &'a Task,
     out: &'a SharedRows<'a>,
     offset: usize,
@@ -182,10 +193,9 @@ impl SimdOp for GroupOp<'_> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        match self.product.task.panels.len() {
+        match S::PANELS {
             1 => group::<S, 1>(s, self.product, self.scratch),
-            2 => group::<S, 2>(s, self.product, self.scratch),
-            n => unreachable!("an instruction set multiplies one or two panels at a time, not {n}"),
+            _ => group::<S, 2>(s, self.product, self.scratch),
         }
     }
 }
@@ -218,27 +228,43 @@ fn group<S: Simd, const NP: usize>(s: S, product: Product<'_>, scratch: &mut Scr
     }
 }
 
-/// Calls `$tile::<N>(first row)` for tiles of 4, 2 and 1 rows that cover `$rows` rows.
+/// Rows cut into tiles of about the same height.
 ///
 /// A row is computed in the same way in a tile of any height.
-macro_rules! row_tiles {
-    ($rows:expr, |$row:ident, $height:ident| $body:expr) => {{
-        let rows = $rows;
-        let mut $row = 0;
-        while rows - $row >= 4 {
-            const $height: usize = 4;
-            $body;
-            $row += 4;
-        }
-        if rows - $row >= 2 {
-            const $height: usize = 2;
-            $body;
-            $row += 2;
-        }
-        if rows - $row >= 1 {
-            const $height: usize = 1;
-            $body;
-        }
-    }};
+#[derive(Clone, Copy)]
+struct Tiles {
+    rows: usize,
+    count: usize,
 }
-use row_tiles;
+
+impl Tiles {
+    /// As few tiles as can be, of `most` rows at most.
+    fn new(rows: usize, most: usize) -> Self {
+        Self { rows, count: rows.div_ceil(most) }
+    }
+
+    /// First row and height of each tile, the higher ones first.
+    fn spans(self) -> impl Iterator<Item = (usize, usize)> {
+        let (low, higher) = (self.rows / self.count.max(1), self.rows % self.count.max(1));
+        (0..self.count).map(move |i| (i * low + i.min(higher), low + usize::from(i < higher)))
+    }
+}
+
+/// Runs the body for each tile, with its first row and, as a constant, its height of 6 rows at most.
+macro_rules! for_tiles {
+    ($tiles:expr, |$row:ident, $height:ident| $body:expr) => {
+        for ($row, height) in $tiles.spans() {
+            for_tiles!(@match height, $height, $body, 1 2 3 4 5 6)
+        }
+    };
+    (@match $found:ident, $height:ident, $body:expr, $($n:literal)*) => {
+        match $found {
+            $($n => {
+                const $height: usize = $n;
+                $body
+            })*
+            other => unreachable!("tiles have 1 to 6 rows, not {other}"),
+        }
+    };
+}
+use for_tiles;

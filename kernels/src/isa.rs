@@ -20,6 +20,9 @@ use scalar::Scalar;
 /// Columns of a panel and lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
+/// 1.5 · 2²³: adding an integer below 2²² to its bits adds the same to its value.
+pub(crate) const MAGIC: f32 = 12_582_912.0;
+
 /// 16 floats on one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
@@ -139,6 +142,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Panels multiplied, or heads attended to, at a time: 1 or 2, as many as the registers hold.
     const PANELS: usize;
+    /// Rows of integer products at a time, 6 at most.
+    const TILE_ROWS: usize;
     /// Whether `dot::<8>` reads codes as signed around 128, so that no correction is due.
     const SIGNED_BYTES: bool;
 
@@ -181,6 +186,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max_across(self, x: Self::I) -> i32;
     fn sum_across(self, x: Self::I) -> i32;
     fn to_float(self, x: Self::I) -> Self::F;
+    /// `n · scale`, rounded once, of integers that stand as the bits of the floats [`MAGIC`] + n, with |n| < 2²².
+    ///
+    /// `bias` is −MAGIC · scale, and must be exact: a scale has at most 22 significant bits.
+    fn scale_magic(self, x: Self::I, scale: Self::F, bias: Self::F) -> Self::F;
     /// Nearest integer, ties to even; |x| must be below 2³¹.
     fn round(self, x: Self::F) -> Self::I;
     /// Bit patterns of |x|: as integers they are in the order of the values, NaN last.

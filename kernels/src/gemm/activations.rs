@@ -7,8 +7,16 @@ use crate::error::{area, check_len};
 use crate::isa::{Isa, LANES, Simd, SimdOp};
 use crate::matrix::UNIT;
 
+/// Rows that lie together.
+pub(crate) const GROUP: usize = 16;
+
 /// One unit of 32 activations, in the groups of four that a dot product reads.
 pub(crate) type XUnit = [[i8; 4]; UNIT / 4];
+
+/// The same unit of 16 rows.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct XGroup(pub [XUnit; GROUP]);
 
 /// Rows of activations: the floats themselves, for dense weights, and signed bytes for quantized ones.
 ///
@@ -21,12 +29,13 @@ pub struct Activations<'a> {
     rows: usize,
     cols: usize,
     pub(crate) floats: &'a [f32],
-    /// `[row][unit]`; empty if `cols` is no multiple of 32, as then no quantized matrix fits.
-    pub(crate) codes: Vec<XUnit>,
-    /// `[row][unit]`
-    pub(crate) scales: Vec<f32>,
-    /// `[row][unit]`: sums of the codes of each half unit.
-    pub(crate) sums: Vec<[i32; 2]>,
+    /// `[group][unit]` of 16 rows; those past the last row are zero.
+    /// Empty if `cols` is no multiple of 32, as then no quantized matrix fits.
+    pub(crate) codes: Vec<XGroup>,
+    /// `[group][unit][row]`
+    pub(crate) scales: Vec<[f32; GROUP]>,
+    /// `[group][unit][half][row]`: sums of the codes of each half unit.
+    pub(crate) sums: Vec<[[i32; GROUP]; 2]>,
 }
 
 impl<'a> Activations<'a> {
@@ -36,22 +45,22 @@ impl<'a> Activations<'a> {
     /// If `x` does not hold `rows × cols` values.
     pub fn quantize(isa: Isa, x: &'a [f32], rows: usize, cols: usize) -> Result<Self, KernelError> {
         check_len("activations", area("activations", rows, cols)?, x.len())?;
-        let units = if cols.is_multiple_of(UNIT) { x.len() / UNIT } else { 0 };
-        let mut codes = vec![[[0; 4]; 8]; units];
-        let mut scales = vec![0.0; units];
-        let mut sums = vec![[0; 2]; units];
-        // ~1 µs of work: less is not worth waking a thread
-        const CHUNK: usize = 256;
-        let run = |codes: &mut [XUnit], scales: &mut [f32], sums: &mut [[i32; 2]], x: &[f32]| {
-            isa.run(Quantize { codes, scales, sums, x: x.as_chunks().0.as_chunks().0 });
+        let units = if cols.is_multiple_of(UNIT) { cols / UNIT } else { 0 };
+        let len = units * rows.div_ceil(GROUP);
+        let mut codes = vec![XGroup([[[0; 4]; UNIT / 4]; GROUP]); len];
+        let mut scales = vec![[0.0; GROUP]; len];
+        let mut sums = vec![[[0; GROUP]; 2]; len];
+        let run = |group: usize, codes: &mut [XGroup], scales: &mut [_], sums: &mut [_]| {
+            let x = &x[group * GROUP * cols..rows.min((group + 1) * GROUP) * cols];
+            isa.run(Quantize { codes, scales, sums, x, cols });
         };
-        if units <= 4 * CHUNK {
-            run(&mut codes, &mut scales, &mut sums, &x[..units * UNIT]);
+        if rows <= GROUP || units == 0 {
+            (len > 0).then(|| run(0, &mut codes, &mut scales, &mut sums));
         } else {
-            (codes.par_chunks_mut(CHUNK), scales.par_chunks_mut(CHUNK), sums.par_chunks_mut(CHUNK))
+            (codes.par_chunks_mut(units), scales.par_chunks_mut(units), sums.par_chunks_mut(units))
                 .into_par_iter()
-                .zip(x.par_chunks(CHUNK * UNIT))
-                .for_each(|((codes, scales, sums), x)| run(codes, scales, sums, x));
+                .enumerate()
+                .for_each(|(group, (codes, scales, sums))| run(group, codes, scales, sums));
         }
         Ok(Self { rows, cols, floats: x, codes, scales, sums })
     }
@@ -67,11 +76,23 @@ impl<'a> Activations<'a> {
     }
 }
 
+/// The codes and scale of a unit, for tests.
+#[cfg(test)]
+impl Activations<'_> {
+    pub(crate) fn unit(&self, row: usize, unit: usize) -> (XUnit, f32, [i32; 2]) {
+        let at = row / GROUP * (self.cols / UNIT) + unit;
+        let row = row % GROUP;
+        (self.codes[at].0[row], self.scales[at][row], self.sums[at].map(|half| half[row]))
+    }
+}
+
+/// Quantizes up to 16 rows of `cols` values: one group.
 struct Quantize<'a> {
-    codes: &'a mut [XUnit],
-    scales: &'a mut [f32],
-    sums: &'a mut [[i32; 2]],
-    x: &'a [[[f32; LANES]; 2]],
+    codes: &'a mut [XGroup],
+    scales: &'a mut [[f32; GROUP]],
+    sums: &'a mut [[[i32; GROUP]; 2]],
+    x: &'a [f32],
+    cols: usize,
 }
 
 impl SimdOp for Quantize<'_> {
@@ -81,25 +102,26 @@ impl SimdOp for Quantize<'_> {
     fn eval<S: Simd>(self, s: S) {
         const INFINITY: i32 = f32::INFINITY.to_bits() as i32;
         const TINY: i32 = (1.0 / (1u128 << 100) as f32).to_bits() as i32;
-        let outputs = self.codes.iter_mut().zip(self.scales).zip(self.sums);
-        for (((codes, scale), sums), [first, second]) in outputs.zip(self.x) {
-            let (a, b) = (s.load(first), s.load(second));
-            // As integers, the bits of NaN are above those of infinity: no value hides from this maximum.
-            let largest = s.max_across(s.max_i(s.abs_bits(a), s.abs_bits(b)));
-            if !(TINY..INFINITY).contains(&largest) {
-                *scale = if largest < TINY { 0.0 } else { f32::NAN };
-                (*codes, *sums) = ([[0; 4]; 8], [0; 2]);
-                continue;
+        for (row, x) in self.x.chunks_exact(self.cols).enumerate() {
+            let outputs = self.codes.iter_mut().zip(&mut *self.scales).zip(&mut *self.sums);
+            for (((codes, scale), sums), [first, second]) in outputs.zip(x.as_chunks().0.as_chunks().0) {
+                let (a, b) = (s.load(first), s.load(second));
+                // As integers, the bits of NaN are above those of infinity: no value hides from this maximum.
+                let largest = s.max_across(s.max_i(s.abs_bits(a), s.abs_bits(b)));
+                if !(TINY..INFINITY).contains(&largest) {
+                    scale[row] = if largest < TINY { 0.0 } else { f32::NAN };
+                    continue; // codes and sums are zero
+                }
+                let largest = f32::from_bits(largest as u32);
+                let inverse = s.splat(127.0 / largest);
+                let (a, b) = (s.round(s.mul(a, inverse)), s.round(s.mul(b, inverse)));
+                scale[row] = largest / 127.0;
+                (sums[0][row], sums[1][row]) = (s.sum_across(a), s.sum_across(b));
+                let mut bytes = [[0; LANES]; 2];
+                s.store_i8(a, &mut bytes[0]);
+                s.store_i8(b, &mut bytes[1]);
+                codes.0[row].copy_from_slice(bytes.as_flattened().as_chunks().0);
             }
-            let largest = f32::from_bits(largest as u32);
-            let inverse = s.splat(127.0 / largest);
-            let (a, b) = (s.round(s.mul(a, inverse)), s.round(s.mul(b, inverse)));
-            *scale = largest / 127.0;
-            *sums = [s.sum_across(a), s.sum_across(b)];
-            let mut bytes = [[0; LANES]; 2];
-            s.store_i8(a, &mut bytes[0]);
-            s.store_i8(b, &mut bytes[1]);
-            codes.copy_from_slice(bytes.as_flattened().as_chunks().0);
         }
     }
 }
@@ -118,13 +140,14 @@ mod tests {
                 let q = Activations::quantize(isa, &x, rows, 640).expect("sizes fit");
                 for (unit, x) in x.chunks_exact(UNIT).enumerate() {
                     let largest = x.iter().fold(0f32, |max, x| max.max(x.abs()));
-                    assert_eq!(q.scales[unit], largest / 127.0);
-                    let codes = q.codes[unit].as_flattened();
+                    let (codes, scale, sums) = q.unit(unit / 20, unit % 20);
+                    assert_eq!(scale, largest / 127.0);
+                    let codes = codes.as_flattened();
                     for (code, x) in codes.iter().zip(x) {
-                        assert!((f32::from(*code) - x / q.scales[unit]).abs() <= 0.5001, "{isa}: {x} became {code}");
+                        assert!((f32::from(*code) - x / scale).abs() <= 0.5001, "{isa}: {x} became {code}");
                     }
                     let halves = [&codes[..16], &codes[16..]].map(|half| half.iter().map(|c| i32::from(*c)).sum());
-                    assert_eq!(q.sums[unit], halves);
+                    assert_eq!(sums, halves);
                 }
             }
         }
@@ -138,12 +161,13 @@ mod tests {
                     let mut x = [1.0; 64];
                     x[32 + at] = bad;
                     let q = Activations::quantize(isa, &x, 1, 64).expect("sizes fit");
-                    assert!(!q.scales[0].is_nan() && q.scales[1].is_nan(), "{isa} {bad} at {at}");
+                    assert!(!q.unit(0, 0).1.is_nan() && q.unit(0, 1).1.is_nan(), "{isa} {bad} at {at}");
                 }
             }
             for (x, code) in [(f32::MAX, 127), (f32::MIN, -127), (0.0, 0), (f32::MIN_POSITIVE / 4.0, 0), (1e-29, 127)] {
-                let q = Activations::quantize(isa, &[x; 32], 1, 32).expect("sizes fit").codes;
-                assert_eq!(q, [[[code; 4]; 8]], "{isa} {x}");
+                let x = [x; 32];
+                let q = Activations::quantize(isa, &x, 1, 32).expect("sizes fit");
+                assert_eq!(q.unit(0, 0).0, [[code; 4]; 8], "{isa} {}", x[0]);
             }
         }
     }

@@ -1,11 +1,14 @@
 //! F32, F16 and BF16 weights: f32 products summed over the inputs in order.
 #![allow(clippy::needless_range_loop, reason = "row r and panel p index several arrays at once")]
 
-use super::{Product, Scratch, row_tiles};
+use super::{Product, Scratch, Tiles, for_tiles};
 use crate::isa::{Floats, Halves, Simd, SimdOp};
 
 /// Inputs in a slab: 8 KiB of floats a panel.
 const SLAB: usize = 128;
+
+/// Rows of a tile, at most: 12 running sums hide the latency of a multiply-add and fit in 16 registers.
+const TILE_ROWS: usize = 6;
 
 /// The panels of a dense matrix.
 #[derive(Clone, Copy)]
@@ -23,12 +26,12 @@ pub(super) fn group<S: Simd, const NP: usize>(s: S, product: Product<'_>, source
     scratch.scales.resize(NP * SLAB, Floats::ZERO);
     for first in (0..cols).step_by(SLAB) {
         let len = SLAB.min(cols - first);
-        for (p, panel) in task.panels.clone().enumerate() {
+        for (p, panel) in task.group::<NP>().into_iter().enumerate() {
             let to = &mut scratch.scales[p * SLAB..][..len];
             s.enter(Widen { source, at: panel * cols + first, to });
         }
         let sums = scratch.sums.as_chunks_mut::<NP>().0;
-        row_tiles!(task.rows.len(), |row, HEIGHT| {
+        for_tiles!(Tiles::new(task.rows.len(), TILE_ROWS), |row, HEIGHT| {
             s.enter(Tile::<HEIGHT, NP> {
                 len,
                 w: std::array::from_fn(|p| &scratch.scales[p * SLAB..][..len]),

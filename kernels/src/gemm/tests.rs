@@ -16,8 +16,8 @@ fn naive(w: &[f32], x: &[f32], cols: usize, r: usize, j: usize) -> (f64, f64) {
 
 /// The activations that the integer kernels see: each unit of 32 rounded to its scale, in f64 precision enough for f32.
 fn rounded(x: &Activations<'_>) -> Vec<f32> {
-    let units = x.codes.iter().zip(&x.scales);
-    units.flat_map(|(codes, scale)| codes.as_flattened().iter().map(move |code| f32::from(*code) * scale)).collect()
+    let units = (0..x.rows()).flat_map(|row| (0..x.cols() / 32).map(move |unit| x.unit(row, unit)));
+    units.flat_map(|(codes, scale, _)| codes.into_iter().flatten().map(move |code| f32::from(code) * scale)).collect()
 }
 
 fn product(isa: Isa, format: Format, bytes: &[u8], outputs: usize, cols: usize, x: &[f32], rows: usize) -> Vec<f32> {
@@ -28,9 +28,9 @@ fn product(isa: Isa, format: Format, bytes: &[u8], outputs: usize, cols: usize, 
     out
 }
 
-/// Outputs and rows below, at and above the edges of panels (16, 32) and row tiles (1, 2, 4).
+/// Outputs and rows below, at and above the edges of panels (16, 32), row tiles (4, 6) and groups (16).
 const OUTPUTS: [usize; 9] = [0, 1, 3, 15, 16, 17, 31, 33, 64];
-const ROWS: [usize; 7] = [0, 1, 2, 3, 4, 5, 7];
+const ROWS: [usize; 9] = [0, 1, 3, 4, 5, 7, 13, 16, 17];
 
 #[test]
 fn products_match_the_naive_twin() {

@@ -40,6 +40,7 @@ impl Simd for Avx2 {
     type P = I;
 
     const PANELS: usize = 1;
+    const TILE_ROWS: usize = 6;
     const SIGNED_BYTES: bool = true;
 
     /// VPMADDUBSW leaves the sum of two products in 16 bits. A chain adds up pairs, so with |x| ≤ 127:
@@ -149,6 +150,9 @@ impl Simd for Avx2 {
             _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32::<0b10_11_00_01>(x)))
         }
         fn to_float(self, x: I) -> F { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
+        fn scale_magic(self, x: I, scale: F, bias: F) -> F {
+            self.fma([_mm256_castsi256_ps(x[0]), _mm256_castsi256_ps(x[1])], scale, bias)
+        }
         fn round(self, x: F) -> I { [_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1])] }
         fn abs_bits(self, x: F) -> I {
             let mask = _mm256_set1_epi32(i32::MAX);

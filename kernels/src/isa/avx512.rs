@@ -42,6 +42,7 @@ impl Simd for Avx512 {
     type P = __m512i;
 
     const PANELS: usize = 2;
+    const TILE_ROWS: usize = 6;
     const SIGNED_BYTES: bool = false;
 
     #[inline(always)]
@@ -107,6 +108,9 @@ impl Simd for Avx512 {
         fn max_across(self, x: __m512i) -> i32 { _mm512_reduce_max_epi32(x) }
         fn sum_across(self, x: __m512i) -> i32 { _mm512_reduce_add_epi32(x) }
         fn to_float(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
+        fn scale_magic(self, x: __m512i, scale: __m512, bias: __m512) -> __m512 {
+            _mm512_fmadd_ps(_mm512_castsi512_ps(x), scale, bias)
+        }
         fn round(self, x: __m512) -> __m512i { _mm512_cvtps_epi32(x) }
         fn abs_bits(self, x: __m512) -> __m512i {
             _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX))

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Bytes, LANES, Simd, SimdOp};
+use super::{Bytes, LANES, MAGIC, Simd, SimdOp};
 
 /// Needs nothing of the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +26,7 @@ impl Simd for Scalar {
     type P = [i32; LANES];
 
     const PANELS: usize = 1;
+    const TILE_ROWS: usize = 4;
     const SIGNED_BYTES: bool = false;
 
     #[inline(always)]
@@ -145,6 +146,11 @@ impl Simd for Scalar {
     #[inline(always)]
     fn to_float(self, x: Self::I) -> Vector {
         x.map(|x| x as f32)
+    }
+    #[inline(always)]
+    fn scale_magic(self, x: Self::I, scale: Vector, _bias: Vector) -> Vector {
+        // without a fused multiply-add, the subtraction comes first
+        std::array::from_fn(|i| (f32::from_bits(x[i] as u32) - MAGIC) * scale[i])
     }
     #[inline(always)]
     fn round(self, x: Vector) -> Self::I {
