@@ -46,7 +46,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Positions in a cache block: 16, or 64 divided by or multiplied with a whole number that leaves a multiple of 16.
+    /// Positions in a cache block, a multiple of 16.
     pub block_size: usize,
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,

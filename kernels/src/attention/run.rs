@@ -150,6 +150,18 @@ fn table<'a>(shape: &AttentionShape, item: &Item<'a>, first: usize) -> &'a [u32]
     &item.span.blocks[first / shape.block_size..(first + keys.end).div_ceil(shape.block_size)]
 }
 
+/// Where the groups of a chunk begin in the caches, as far as its `blocks` reach.
+#[inline(always)]
+fn starts(inputs: &Inputs<'_>, blocks: &[u32], kv_head: usize, first: usize) -> [Option<usize>; GROUPS] {
+    let AttentionShape { block_size, head_dim, .. } = *inputs.shape;
+    std::array::from_fn(|group| {
+        let position = first + group * LANES;
+        let block = blocks.get(position / block_size - first / block_size)?;
+        let head = *block as usize * inputs.block_len + kv_head * block_size * head_dim;
+        Some(head + position % block_size * head_dim)
+    })
+}
+
 /// All rows of the task, those that share the chunk's blocks together.
 #[inline(always)]
 fn attend_to_chunk<S: Simd>(
@@ -185,23 +197,15 @@ fn attend_to_chunk<S: Simd>(
         for item in &items[begin..next] {
             let ahead = table(shape, item, first + CHUNK);
             if ahead != fetched {
-                for block in ahead {
-                    let at = *block as usize * inputs.block_len + kv_head * shape.block_size * shape.head_dim;
-                    let len = shape.block_size.min(CHUNK) * shape.head_dim;
-                    fetch_ahead(s, &inputs.k[at..at + len]);
-                    fetch_ahead(s, &inputs.v[at..at + len]);
+                for start in starts(inputs, ahead, kv_head, first + CHUNK).into_iter().flatten() {
+                    fetch_ahead(s, &inputs.k[start..start + LANES * shape.head_dim]);
+                    fetch_ahead(s, &inputs.v[start..start + LANES * shape.head_dim]);
                 }
                 fetched = ahead;
             }
         }
         let rows = scratch.rows[begin].start..scratch.rows[next - 1].end;
-        let at = |group: usize| {
-            let position = first + group * LANES;
-            let block = blocks.get(position / shape.block_size - first / shape.block_size)?;
-            let head = *block as usize * inputs.block_len + kv_head * shape.block_size * shape.head_dim;
-            Some(head + position % shape.block_size * shape.head_dim)
-        };
-        let starts: [Option<usize>; GROUPS] = std::array::from_fn(at);
+        let starts = starts(inputs, blocks, kv_head, first);
         if rows.len() < WIDEN && shape.head_dim.is_multiple_of(LANES) {
             let chunk = Chunk {
                 k: inputs.k.as_chunks().0,
@@ -285,7 +289,7 @@ fn attend_rows<S: Simd, T: Element>(
     while row < rows.end {
         let left = rows.end - row;
         row += match left {
-            6.. if S::PANELS == 2 => tile::<S, T, 6>(s, visible, q, softmax, row, first, chunk, dim),
+            6.. => tile::<S, T, 6>(s, visible, q, softmax, row, first, chunk, dim),
             3 | 5.. => tile::<S, T, 3>(s, visible, q, softmax, row, first, chunk, dim),
             2.. => tile::<S, T, 2>(s, visible, q, softmax, row, first, chunk, dim),
             _ => tile::<S, T, 1>(s, visible, q, softmax, row, first, chunk, dim),
@@ -308,12 +312,11 @@ fn tile<S: Simd, T: Element, const R: usize>(
 ) -> usize {
     let vectors = dim.div_ceil(LANES);
     let keys: [Range<usize>; R] = std::array::from_fn(|r| in_chunk(&visible[row + r], first));
-    // Keys that some row sees, and keys that all of them see.
-    let mut any = CHUNK..0;
+    // Keys from the first to the last that some row sees, and keys that all of them see.
+    let seen = || keys.iter().filter(|keys| !keys.is_empty());
+    let any_start = seen().map(|keys| keys.start).min().unwrap_or(0);
+    let any = any_start..seen().map(|keys| keys.end).max().unwrap_or(0);
     let mut all = 0..CHUNK;
-    for keys in keys.iter().filter(|keys| !keys.is_empty()) {
-        any = any.start.min(keys.start)..any.end.max(keys.end);
-    }
     for keys in &keys {
         all = all.start.max(keys.start)..all.end.min(keys.end);
     }
@@ -325,32 +328,27 @@ fn tile<S: Simd, T: Element, const R: usize>(
         std::array::from_fn(|r| &as_arrays(&q[(row + r) * vectors..][..vectors]).as_flattened()[..dim]);
     let mut scores = [[Floats::ZERO; GROUPS]; R];
     let groups = any.start / LANES..any.end.div_ceil(LANES);
-    let k = |group: usize| &chunk.k[chunk.starts[group]..][..dim];
-    let mut group = groups.start;
-    while group < groups.end {
-        if S::PANELS == 2 && group + 2 <= groups.end {
-            score::<S, T, R, 2>(s, q, [k(group), k(group + 1)], &mut scores, group);
-            group += 2;
-        } else {
-            score::<S, T, R, 1>(s, q, [k(group)], &mut scores, group);
-            group += 1;
-        }
-    }
-    let mut fades = [1.0; R];
+    score(s, q, chunk, groups.clone(), &mut scores);
     for r in 0..R {
-        if keys[r].is_empty() {
-            continue;
-        }
-        let flat = scores[r].as_mut_slice();
         if keys[r].start > groups.start * LANES || keys[r].end < groups.end * LANES {
-            for (i, scores) in flat.iter_mut().flat_map(|scores| &mut scores.0).enumerate() {
+            for (i, scores) in scores[r].iter_mut().flat_map(|scores| &mut scores.0).enumerate() {
                 if i < keys[r].start || i >= keys[r].end {
                     *scores = f32::NEG_INFINITY;
                 }
             }
         }
-        let (largest, total) = (&mut softmax.largest[row + r], &mut softmax.totals[row + r]);
-        fades[r] = weigh(s, &mut flat[groups.clone()], largest, total);
+    }
+    let mut largest: [f32; R] = *softmax.largest[row..].first_chunk().expect("R rows");
+    let mut totals: [Floats; R] = *softmax.totals[row..].first_chunk().expect("R rows");
+    let mut fades = weigh(s, &mut scores, groups, &mut largest, &mut totals);
+    for r in 0..R {
+        // A row that sees none of these keys keeps its state.
+        if keys[r].is_empty() {
+            fades[r] = 1.0;
+        } else {
+            softmax.largest[row + r] = largest[r];
+            softmax.totals[row + r] = totals[r];
+        }
     }
     let mut parts = softmax.sums[row * vectors..][..R * vectors].chunks_exact_mut(vectors);
     let mut sums: [&mut [Floats]; R] = std::array::from_fn(|_| parts.next().expect("a part for each row"));
@@ -478,11 +476,13 @@ impl Scratch {
             for query in item.queries.clone() {
                 for head in kv_head * group..(kv_head + 1) * group {
                     let (sums, total) = results.next().expect("one result a query and head");
-                    let total = s.sum(s.load(&total.0));
+                    let total = s.splat(s.sum(s.load(&total.0)));
                     // SAFETY: spans were checked to be disjoint, and one task finishes a cluster's K/V head.
                     let out = unsafe { inputs.out.row(item.span.query_start + query, head * dim, dim) };
-                    for (out, sum) in out.iter_mut().zip(sums.iter().flat_map(|sums| &sums.0)) {
-                        *out = sum / total;
+                    for (out, sum) in out.chunks_mut(LANES).zip(sums) {
+                        let mut means = [0.0; LANES];
+                        s.store(s.div(s.load(&sum.0), total), &mut means);
+                        out.copy_from_slice(&means[..out.len()]);
                     }
                 }
             }

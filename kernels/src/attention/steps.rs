@@ -43,18 +43,49 @@ pub(super) struct Chunk<'a, T> {
     pub starts: [usize; GROUPS],
 }
 
-/// Asks for all of `lines`, which a later step will read.
+/// Asks for all of `halves`, which a later step will read.
 #[inline(always)]
 pub(super) fn fetch_ahead<S: Simd>(s: S, halves: &[u16]) {
     const LINE: usize = 64 / size_of::<u16>();
     halves.iter().step_by(LINE).for_each(|half| s.prefetch(half));
 }
 
-/// Scores of `R` rows for `B` groups of keys: `scores[row][group]`, 16 keys a vector.
+/// Scores of `R` rows for `groups` of keys: `scores[row][group]`, 16 keys a vector.
+#[inline(always)]
+pub(super) fn score<S: Simd, T: Element, const R: usize>(
+    s: S,
+    q: [&[f32]; R],
+    chunk: &Chunk<'_, T>,
+    groups: Range<usize>,
+    scores: &mut [[Floats; GROUPS]; R],
+) {
+    let dim = q[0].len();
+    let k = |group: usize| &chunk.k[chunk.starts[group]..][..dim];
+    let mut group = groups.start;
+    while group < groups.end {
+        // As many at a time as the registers hold running sums for.
+        if S::PANELS == 2 && group + 2 <= groups.end {
+            score_some::<S, T, R, 2>(s, q, [k(group), k(group + 1)], scores, group);
+            group += 2;
+        } else if S::PANELS == 2 || R <= 3 {
+            score_some::<S, T, R, 1>(s, q, [k(group)], scores, group);
+            group += 1;
+        } else {
+            for r in (0..R).step_by(3) {
+                let q = q[r..].first_chunk().expect("more than three rows are a multiple of three");
+                let scores = scores[r..].first_chunk_mut().expect("more than three rows are a multiple of three");
+                score_some::<S, T, 3, 1>(s, *q, [k(group)], scores, group);
+            }
+            group += 1;
+        }
+    }
+}
+
+/// [`score`] for `B` groups.
 ///
 /// Even and odd elements of the head have a sum each, which halves the chains of additions and their errors.
 #[inline(always)]
-pub(super) fn score<S: Simd, T: Element, const R: usize, const B: usize>(
+fn score_some<S: Simd, T: Element, const R: usize, const B: usize>(
     s: S,
     q: [&[f32]; R],
     k: [&[[T; LANES]]; B],
@@ -94,30 +125,43 @@ pub(super) fn score<S: Simd, T: Element, const R: usize, const B: usize>(
     }
 }
 
-/// Turns scores into weights relative to the largest score so far and adds them to `total`; returns what earlier
-/// sums are to be multiplied by.
+/// Turns the scores of `R` rows into weights relative to the largest score so far and adds them to the totals;
+/// returns what earlier sums are to be multiplied by.
 ///
 /// Positions out of sight are −∞ and get the weight 0. NaN, or nothing but −∞, makes weights NaN, and the total.
 #[inline(always)]
-pub(super) fn weigh<S: Simd>(s: S, scores: &mut [Floats], largest: &mut f32, total: &mut Floats) -> f32 {
-    let mut max = s.splat(*largest);
-    for scores in scores.iter() {
-        max = s.max(s.load(&scores.0), max);
+pub(super) fn weigh<S: Simd, const R: usize>(
+    s: S,
+    scores: &mut [[Floats; GROUPS]; R],
+    groups: Range<usize>,
+    largest: &mut [f32; R],
+    totals: &mut [Floats; R],
+) -> [f32; R] {
+    // Each part for all rows before the next: their latencies overlap.
+    let mut max = [0.0; R];
+    for r in 0..R {
+        let mut row = s.splat(largest[r]);
+        for scores in &scores[r][groups.clone()] {
+            row = s.max(s.load(&scores.0), row);
+        }
+        max[r] = s.max_lane(row);
     }
-    let max = s.max_lane(max);
-    let fade = match max == *largest {
-        true => 1.0, // as `exp` says, at no cost
-        false => exp_of(s, *largest - max),
-    };
-    let mut sum = s.mul(s.load(&total.0), s.splat(fade));
-    for scores in scores.iter_mut() {
-        let weights = exp(s, s.sub(s.load(&scores.0), s.splat(max)));
-        s.store(weights, &mut scores.0);
-        sum = s.add(sum, weights);
+    let mut fades = [0.0; LANES];
+    for r in 0..R {
+        fades[r] = largest[r] - max[r];
     }
-    s.store(sum, &mut total.0);
+    s.store(exp(s, s.load(&fades)), &mut fades);
     *largest = max;
-    fade
+    for r in 0..R {
+        let mut sum = s.mul(s.load(&totals[r].0), s.splat(fades[r]));
+        for scores in &mut scores[r][groups.clone()] {
+            let weights = exp(s, s.sub(s.load(&scores.0), s.splat(max[r])));
+            s.store(weights, &mut scores.0);
+            sum = s.add(sum, weights);
+        }
+        s.store(sum, &mut totals[r].0);
+    }
+    *fades.first_chunk().expect("at most as many rows as lanes")
 }
 
 #[inline(always)]
@@ -139,18 +183,18 @@ pub(super) fn accumulate<S: Simd, T: Element, const R: usize>(
 ) {
     let vectors = sums[0].len();
     let mut first = 0;
-    if S::PANELS == 2 {
-        while first + 4 <= vectors {
-            accumulate_some::<S, T, R, 4>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
-            first += 4;
-        }
+    // As many vectors at a time as the registers hold running sums for.
+    while S::PANELS == 2 && first + 4 <= vectors {
+        accumulate_some::<S, T, R, 4>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
+        first += 4;
     }
-    while first + 2 <= vectors {
+    while (S::PANELS == 2 || R <= 2) && first + 2 <= vectors {
         accumulate_some::<S, T, R, 2>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
         first += 2;
     }
-    if first < vectors {
-        accumulate_some::<S, T, R, 1>(s, weights, fades, keys, chunk, first, &mut sums);
+    while first < vectors {
+        accumulate_some::<S, T, R, 1>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
+        first += 1;
     }
 }
 

@@ -228,6 +228,28 @@ fn odd_values_stay_odd_and_in_their_row() {
 }
 
 #[test]
+fn odd_keys_and_values_reach_only_those_who_see_them() {
+    let poisoned = 37;
+    for isa in Isa::available() {
+        for (shape, side) in
+            shapes().into_iter().flat_map(|shape| [KvSide::Keys, KvSide::Values].map(|side| (shape, side)))
+        {
+            let mut case = Case::new(shape, &[(150, 150)]);
+            let block = case.sequences[0].2[poisoned / shape.block_size];
+            let slot = block * shape.block_size as u32 + (poisoned % shape.block_size) as u32;
+            let cache = if side == KvSide::Keys { &mut case.k } else { &mut case.v };
+            let width = shape.kv_heads * shape.head_dim;
+            write_kv(&shape, side, cache, &vec![f32::NAN; width], width, 0, &[slot]).expect("the slot is in the cache");
+            let out = case.run(isa, &case.spans());
+            for (query, row) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
+                let sees = shape.visible(query).contains(&poisoned);
+                assert!(row.iter().all(|x| x.is_nan() == sees), "{isa} {shape:?} {side:?} query {query}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bad_shapes_are_errors() {
     let shape = shapes()[0];
     let case = Case::new(shape, &[(20, 3)]);
