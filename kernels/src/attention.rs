@@ -1,16 +1,24 @@
 //! Attention over a paged K/V cache on the CPU.
 //!
-//! The cache of one layer is `[block][kv head][block_size][head_dim]` in f16; slot
-//! `s` is position `s % block_size` of block `s / block_size`. Every query reads its
-//! keys and values back from the cache, block by block in order, with an online
-//! softmax (Milakov and Gimelshein, 2018): its result depends on its keys, their
-//! places in the blocks and the instruction set, but not on how queries were cut
-//! into calls, spans or threads. Queries that share a K/V head share its loads.
+//! The cache of one layer is `[block][kv head]` in f16, and within a head, for each group of 16
+//! positions, K as `[head_dim][16]` and V as `[16][head_dim]`: a vector then holds an element of 16
+//! keys, and scores need no sums across lanes. Slot `s` is position `s % block_size` of block
+//! `s / block_size`.
+//!
+//! Every query reads its keys and values back from the cache, chunk by chunk in order, with an online
+//! softmax (Milakov and Gimelshein, 2018) over each segment of 256 positions; segments are joined in
+//! order at the end. Chunks and segments begin at fixed positions, so a result depends on its keys,
+//! their positions and the instruction set, but not on how queries were cut into calls, spans or
+//! threads. Queries that share a K/V head share its loads, those of other sequences too where their
+//! tables name the same blocks.
 
+mod plan;
+mod run;
 mod steps;
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -18,12 +26,13 @@ use rayon::prelude::*;
 
 use crate::KernelError;
 use crate::error::{area, check_at_least, check_len, check_range};
-use crate::isa::{Floats, Isa, LANES, Simd, SimdOp};
+use crate::isa::{Isa, LANES};
 use crate::output::SharedRows;
-use steps::{KEYS, accumulate, fetch_ahead, score, weigh, widen};
+use plan::Plan;
+use run::{Attend, Inputs, Partials, Scratch};
 
-/// Positions of one span that share the loads of a task.
-const TILE: usize = 16;
+/// Positions whose results are joined at the end, so that tasks can share out a long context; a multiple of a chunk.
+const SEGMENT: usize = 256;
 
 /// Multiply-adds below which attention stays on the calling thread: about the time it takes to wake another.
 const SERIAL: usize = 1 << 17;
@@ -37,7 +46,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Positions in a cache block.
+    /// Positions in a cache block, a multiple of 16.
     pub block_size: usize,
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,
@@ -73,7 +82,12 @@ impl AttentionShape {
         ] {
             check_at_least(what, 1, found)?;
         }
-        check_len("attention: heads as a multiple of kv_heads", self.heads / self.kv_heads * self.kv_heads, self.heads)
+        check_len(
+            "attention: heads as a multiple of kv_heads",
+            self.heads / self.kv_heads * self.kv_heads,
+            self.heads,
+        )?;
+        check_len("attention: block_size as a multiple of 16", self.block_size.next_multiple_of(LANES), self.block_size)
     }
 
     /// Keys that a query at `position` sees.
@@ -83,12 +97,22 @@ impl AttentionShape {
     }
 }
 
+/// Which of the two caches of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvSide {
+    /// What queries are compared with.
+    Keys,
+    /// What is averaged.
+    Values,
+}
+
 /// Rounds keys or values to f16 and stores row r of `values`, columns `offset ..` of rows of `stride`, at `slots[r]`.
 ///
 /// # Errors
 /// If the rows are too short or a slot lies outside the cache.
 pub fn write_kv(
     shape: &AttentionShape,
+    side: KvSide,
     cache: &mut [f16],
     values: &[f32],
     stride: usize,
@@ -101,13 +125,24 @@ pub fn write_kv(
     check_len("write_kv: values against rows of slots", area("write_kv: values", slots.len(), stride)?, values.len())?;
     let block_len = shape.block_len()?;
     let capacity = cache.len() / block_len * shape.block_size;
+    let group_len = shape.head_dim * LANES;
+    let mut halves = vec![f16::ZERO; width];
     for (slot, row) in slots.iter().zip(values.chunks_exact(stride.max(1))) {
         let slot = *slot as usize;
         check_range("write_kv: slot + 1", capacity, slot.saturating_add(1))?;
+        halves.convert_from_f32_slice(&row[offset..offset + width]);
         let block = &mut cache[slot / shape.block_size * block_len..][..block_len];
-        for (head, values) in row[offset..offset + width].chunks_exact(shape.head_dim).enumerate() {
-            let at = (head * shape.block_size + slot % shape.block_size) * shape.head_dim;
-            block[at..at + shape.head_dim].convert_from_f32_slice(values);
+        let heads = block.chunks_exact_mut(shape.block_size * shape.head_dim);
+        for (head, halves) in heads.zip(halves.chunks_exact(shape.head_dim)) {
+            let position = slot % shape.block_size;
+            let group = &mut head[position / LANES * group_len..][..group_len];
+            let lane = position % LANES;
+            match side {
+                KvSide::Keys => {
+                    group.iter_mut().skip(lane).step_by(LANES).zip(halves).for_each(|(to, from)| *to = *from)
+                }
+                KvSide::Values => group[lane * shape.head_dim..][..shape.head_dim].copy_from_slice(halves),
+            }
         }
     }
     Ok(())
@@ -142,26 +177,64 @@ pub fn attention(
     let block_len = shape.block_len()?;
     check_spans(shape, spans, rows, k.len() / block_len)?;
 
-    let tasks = tasks(shape, spans);
+    let threads = rayon::current_num_threads();
+    let plan = Plan::new(shape, spans, threads);
+    let (mut buffer, starts, waiting) = partials(shape, &plan);
     let inputs = Inputs {
         shape,
+        plan: &plan,
         q: &q[q_offset.min(q.len())..],
         q_stride,
         k: k.reinterpret_cast(),
         v: v.reinterpret_cast(),
         block_len,
         out: SharedRows::new(out, width),
+        partials: Partials { results: SharedRows::new(&mut buffer, partial_len(shape)), starts, waiting },
     };
-    let run = |task: &Task<'_>| {
-        SCRATCH.with_borrow_mut(|scratch| isa.run(Attend { inputs: &inputs, task, scratch }));
+    let next = AtomicUsize::new(0);
+    let run = |_| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            while let Some(task) = plan.tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                isa.run(Attend { inputs: &inputs, task, scratch });
+            }
+        });
     };
-    let work = tasks.iter().map(Task::pairs).fold(0, usize::saturating_add).saturating_mul(2 * shape.head_dim);
-    if tasks.len() < 2 || work < SERIAL {
-        tasks.iter().for_each(run);
+    if threads.min(plan.tasks.len()) < 2 || plan.pairs().saturating_mul(2 * shape.head_dim) < SERIAL {
+        run(0);
     } else {
-        tasks.par_iter().with_max_len(1).for_each(run);
+        (0..threads).into_par_iter().with_max_len(1).for_each(run);
     }
     Ok(())
+}
+
+/// Elements of a row's result over a segment.
+fn partial_len(shape: &AttentionShape) -> usize {
+    (2 + shape.head_dim.div_ceil(LANES)) * LANES
+}
+
+/// Room for the results of clusters whose segments several tasks share; see [`Partials`].
+fn partials(shape: &AttentionShape, plan: &Plan<'_>) -> (Vec<f32>, Vec<Option<usize>>, Vec<AtomicUsize>) {
+    let mut starts = vec![None; plan.clusters.len()];
+    let mut waiting: Vec<AtomicUsize> = Vec::new();
+    waiting.resize_with(plan.clusters.len() * shape.kv_heads, AtomicUsize::default);
+    let mut rows = 0;
+    for task in &plan.tasks {
+        let cluster = &plan.clusters[task.cluster];
+        if task.segments.len() == cluster.segments.len() {
+            continue;
+        }
+        *waiting[task.cluster * shape.kv_heads + task.kv_head].get_mut() += task.segments.len();
+        if starts[task.cluster].is_none() {
+            starts[task.cluster] = Some(rows);
+            let queries: usize = plan.items[cluster.items.clone()].iter().map(|item| item.queries.len()).sum();
+            rows += queries * shape.heads * cluster.segments.len();
+        }
+    }
+    (vec![0.0; rows * partial_len(shape)], starts, waiting)
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 fn check_spans(
@@ -188,203 +261,6 @@ fn check_spans(
         check_range("attention: end of one span against the start of the next", pair[1].start, pair[0].end)?;
     }
     Ok(())
-}
-
-/// Some queries of a span and some query heads of one K/V head.
-struct Task<'a> {
-    span: &'a Span<'a>,
-    queries: Range<usize>,
-    kv_head: usize,
-    heads: Range<usize>,
-}
-
-/// Cuts spans into tasks, the longest first; how they are cut has no influence on any bit.
-fn tasks<'a>(shape: &AttentionShape, spans: &'a [Span<'a>]) -> Vec<Task<'a>> {
-    let group = shape.heads / shape.kv_heads;
-    let tiles: usize = spans.iter().map(|span| span.query_len.div_ceil(TILE)).sum();
-    // With fewer tasks than threads, the heads of a group are shared out, and each part loads the keys for itself.
-    let parts = rayon::current_num_threads().div_ceil((tiles * shape.kv_heads).max(1)).clamp(1, group.max(1));
-    let mut tasks = Vec::with_capacity(tiles * shape.kv_heads * parts);
-    for span in spans {
-        for first in (0..span.query_len).step_by(TILE) {
-            for kv_head in 0..shape.kv_heads {
-                for part in 0..parts {
-                    let heads = kv_head * group + group * part / parts..kv_head * group + group * (part + 1) / parts;
-                    tasks.push(Task { span, queries: first..span.query_len.min(first + TILE), kv_head, heads });
-                }
-            }
-        }
-    }
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.pairs()));
-    tasks
-}
-
-impl Task<'_> {
-    fn position(&self, query: usize) -> usize {
-        self.span.context_len - self.span.query_len + query
-    }
-
-    /// About how many queries meet a key, windows aside.
-    fn pairs(&self) -> usize {
-        self.queries.len() * self.heads.len() * (self.last_position() + 1)
-    }
-
-    fn last_position(&self) -> usize {
-        self.position(self.queries.end) - 1
-    }
-}
-
-struct Inputs<'a> {
-    shape: &'a AttentionShape,
-    /// From the first head of the first row on.
-    q: &'a [f32],
-    q_stride: usize,
-    k: &'a [u16],
-    v: &'a [u16],
-    block_len: usize,
-    out: SharedRows<'a>,
-}
-
-/// Buffers of one thread, kept between calls. Head vectors are padded with zeros to whole vectors.
-#[derive(Default)]
-struct Scratch {
-    /// `[query][head]` of scaled queries.
-    q: Vec<Floats>,
-    /// `[query][head]` of weighted values so far.
-    sums: Vec<Floats>,
-    /// `[query][head]`: largest score and sum of weights so far.
-    state: Vec<(f32, f32)>,
-    /// One block of one head: `[position]`.
-    k: Vec<Floats>,
-    v: Vec<Floats>,
-    /// `[query][head][position]`: scores of a block, then weights; positions out of sight are −∞, then zero.
-    scores: Vec<[f32; LANES]>,
-    /// `[query][head]`: what the sums are to be multiplied by as the largest score grew.
-    fades: Vec<f32>,
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-struct Attend<'a> {
-    inputs: &'a Inputs<'a>,
-    task: &'a Task<'a>,
-    scratch: &'a mut Scratch,
-}
-
-impl SimdOp for Attend<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<S: Simd>(self, s: S) {
-        let Self { inputs, task, scratch } = self;
-        let shape = inputs.shape;
-        let (size, vectors) = (shape.block_size, shape.head_dim.div_ceil(LANES));
-        scratch.start(inputs, task, vectors);
-
-        let needed = shape.visible(task.position(task.queries.start)).start..task.last_position() + 1;
-        for block in needed.start / size..needed.end.div_ceil(size) {
-            let in_block = |keys: Range<usize>| {
-                let first = block * size;
-                keys.start.clamp(first, first + size) - first..keys.end.clamp(first, first + size) - first
-            };
-            let head_of = |block: usize| {
-                let id = task.span.blocks[block] as usize;
-                id * inputs.block_len + task.kv_head * size * shape.head_dim
-            };
-            if (block + 1) * size < needed.end {
-                // Blocks lie anywhere in the cache: the hardware cannot guess the next one.
-                let next = head_of(block + 1)..head_of(block + 1) + size * shape.head_dim;
-                fetch_ahead(s, &inputs.k[next.clone()]);
-                fetch_ahead(s, &inputs.v[next]);
-            }
-            let head = head_of(block);
-            let keys = in_block(needed.clone());
-            widen(s, &inputs.k[head..], shape.head_dim, keys.clone(), &mut scratch.k);
-            widen(s, &inputs.v[head..], shape.head_dim, keys, &mut scratch.v);
-            // Each step runs over all queries before the next: their latencies overlap.
-            let visible = |query: usize| in_block(shape.visible(task.position(task.queries.start + query)));
-            // (first row, rows, keys they see): heads of one query, two at a time where the registers hold two
-            let heads = task.heads.len();
-            let rows = (0..task.queries.len()).flat_map(|query| {
-                let keys = visible(query);
-                let starts = (0..heads).step_by(S::PANELS).filter(move |_| !keys.is_empty());
-                starts.map(move |head| (query * heads + head, S::PANELS.min(heads - head), visible(query)))
-            });
-            let width = size.div_ceil(LANES);
-            for (row, n, keys) in rows.clone() {
-                let (q, scores) = (&scratch.q[row * vectors..], &mut scratch.scores[row * width..]);
-                match n {
-                    2 => score::<S, 2>(s, q, vectors, &scratch.k, keys, scores, width),
-                    _ => score::<S, 1>(s, q, vectors, &scratch.k, keys, scores, width),
-                }
-            }
-            for row in rows.clone().flat_map(|(row, n, _)| row..row + n) {
-                let scores = &mut scratch.scores[row * width..][..width];
-                scratch.fades[row] = weigh(s, scores, &mut scratch.state[row]);
-            }
-            for (row, n, keys) in rows {
-                let (weights, fades) = (&scratch.scores[row * width..], &scratch.fades[row..]);
-                let sums = &mut scratch.sums[row * vectors..];
-                match n {
-                    2 => accumulate::<S, 2>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
-                    _ => accumulate::<S, 1>(s, weights, width, fades, keys, &scratch.v, vectors, sums),
-                }
-            }
-        }
-        scratch.finish(inputs, task, vectors);
-    }
-}
-
-impl Scratch {
-    /// Takes the task's queries in and clears its sums.
-    fn start(&mut self, inputs: &Inputs<'_>, task: &Task<'_>, vectors: usize) {
-        let shape = inputs.shape;
-        let rows = task.queries.len() * task.heads.len();
-        self.q.clear();
-        self.q.resize(rows * vectors, Floats::ZERO);
-        self.sums.clear();
-        self.sums.resize(rows * vectors, Floats::ZERO);
-        self.state.clear();
-        self.state.resize(rows, (f32::NEG_INFINITY, 0.0));
-        for buffer in [&mut self.k, &mut self.v] {
-            // `widen` does not write the padding between head_dim and whole vectors: it must be zero
-            if !shape.head_dim.is_multiple_of(LANES) {
-                buffer.clear();
-            }
-            buffer.resize(shape.block_size.next_multiple_of(KEYS) * vectors, Floats::ZERO);
-        }
-        self.scores.resize(rows * shape.block_size.div_ceil(LANES), [0.0; LANES]);
-        self.fades.resize(rows, 1.0);
-        let mut to = self.q.chunks_exact_mut(vectors);
-        for query in task.queries.clone() {
-            let row = &inputs.q[(task.span.query_start + query) * inputs.q_stride..];
-            for head in task.heads.clone() {
-                let q = &row[head * shape.head_dim..][..shape.head_dim];
-                let to = to.next().expect("one vector a query and head");
-                for (to, q) in to.iter_mut().flat_map(|to| &mut to.0).zip(q) {
-                    *to = q * shape.scale;
-                }
-            }
-        }
-    }
-
-    /// Writes weighted means.
-    fn finish(&self, inputs: &Inputs<'_>, task: &Task<'_>, vectors: usize) {
-        let dim = inputs.shape.head_dim;
-        let mut results = self.sums.chunks_exact(vectors).zip(&self.state);
-        for query in task.queries.clone() {
-            for head in task.heads.clone() {
-                let (sums, (_, total)) = results.next().expect("one result a query and head");
-                // SAFETY: spans were checked to be disjoint, and tasks partition their queries and heads.
-                let out = unsafe { inputs.out.row(task.span.query_start + query, head * dim, dim) };
-                for (out, sum) in out.iter_mut().zip(sums.iter().flat_map(|sums| sums.0)) {
-                    *out = sum / total;
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

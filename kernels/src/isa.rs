@@ -170,8 +170,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// Sum over the lanes, in an order fixed for the instruction set.
     fn sum(self, x: Self::F) -> f32;
-    /// Sums over the lanes of four vectors, each in the same order.
-    fn sum4(self, x: [Self::F; 4]) -> [f32; 4];
     /// Largest lane; NaN lanes may be passed over.
     fn max_lane(self, x: Self::F) -> f32;
 

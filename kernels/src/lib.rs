@@ -19,7 +19,7 @@ mod matrix;
 mod output;
 mod vector;
 
-pub use attention::{AttentionShape, Span, attention, write_kv};
+pub use attention::{AttentionShape, KvSide, Span, attention, write_kv};
 pub use error::KernelError;
 pub use format::{Format, dequantize, quantize};
 pub use gemm::{Activations, matmul, matmul_parts};

@@ -1,7 +1,7 @@
 //! [`Decoder`]: the one forward pass of all families, over one ragged [`Batch`].
 
 use candle_core::{Device, Tensor};
-use weaklink_kernels::{AttentionShape, Isa, RopeTable};
+use weaklink_kernels::{AttentionShape, Isa, KvSide, RopeTable};
 
 use crate::batch::Batch;
 use crate::config::{DecoderConfig, RopeScaling};
@@ -142,8 +142,8 @@ impl Decoder {
             let qkv = layer.qkv.forward(&norm(&x, &layer.attention_norm)?)?;
             let norms = layer.qk_norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
             ops::rotate(&qkv, geometry, norms, rope)?;
-            ops::write_kv(keys, &qkv, geometry, false, &batch.slots)?;
-            ops::write_kv(values, &qkv, geometry, true, &batch.slots)?;
+            ops::write_kv(keys, &qkv, geometry, KvSide::Keys, &batch.slots)?;
+            ops::write_kv(values, &qkv, geometry, KvSide::Values, &batch.slots)?;
             let attended = ops::attention(&qkv, keys, values, geometry, batch)?;
             x = (x + maybe_norm(layer.output.forward(&attended)?, &layer.post_attention_norm)?)?;
 

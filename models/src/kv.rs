@@ -10,7 +10,8 @@ use crate::error::ModelError;
 /// sequence's end, large enough that a block's keys of one head fill whole cache lines.
 pub const BLOCK_SIZE: usize = 16;
 
-/// A paged K/V cache in f16. Each layer has two tensors `[blocks, kv_heads, block_size, head_dim]`.
+/// A paged K/V cache in f16. Each layer has two tensors `[blocks, kv_heads, block_size, head_dim]`; how elements lie
+/// within a block and head is the business of the kernels that write and read them.
 pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
     blocks: usize,

@@ -5,7 +5,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp3, Error, Layout, Result, Shape
 use candle_core::{InplaceOp1, InplaceOp2, WithDType};
 use half::f16;
 use weaklink_kernels::{
-    self as kernels, Activations, AttentionShape, Columns, Isa, KernelError, QuantMatrix, RopeTable, Span,
+    self as kernels, Activations, AttentionShape, Columns, Isa, KernelError, KvSide, QuantMatrix, RopeTable, Span,
 };
 
 use crate::batch::Batch;
@@ -195,13 +195,14 @@ impl InplaceOp1 for Rotate<'_> {
 }
 
 /// Writes the keys or values of fused rows to their slots in a layer's cache.
-pub fn write_kv(cache: &Tensor, qkv: &Tensor, g: AttentionGeometry, values: bool, slots: &[u32]) -> Result<()> {
-    let offset = g.queries() + if values { g.keys() } else { 0 };
-    cache.inplace_op2(qkv, &WriteKv { g, offset, slots })
+pub fn write_kv(cache: &Tensor, qkv: &Tensor, g: AttentionGeometry, side: KvSide, slots: &[u32]) -> Result<()> {
+    let offset = g.queries() + if side == KvSide::Values { g.keys() } else { 0 };
+    cache.inplace_op2(qkv, &WriteKv { g, side, offset, slots })
 }
 
 struct WriteKv<'a> {
     g: AttentionGeometry,
+    side: KvSide,
     offset: usize,
     slots: &'a [u32],
 }
@@ -216,7 +217,8 @@ impl InplaceOp2 for WriteKv<'_> {
             bail!("write-kv: the cache is not a contiguous f16 tensor");
         };
         let qkv = contiguous::<f32>(qkv, layout)?;
-        kernels::write_kv(&self.g.shape, cache, qkv, self.g.width(), self.offset, self.slots).map_err(Error::wrap)
+        kernels::write_kv(&self.g.shape, self.side, cache, qkv, self.g.width(), self.offset, self.slots)
+            .map_err(Error::wrap)
     }
 }
 

@@ -1,163 +1,243 @@
-//! The steps of attention to one cache block: widen K and V, score, weigh, accumulate.
-#![allow(clippy::needless_range_loop, reason = "heads, keys and vectors index several arrays at once")]
+//! The steps of attention to one chunk of keys: score, weigh, accumulate, for `R` rows at a time.
+//!
+//! However many rows a step takes, each row's arithmetic is the same: rows share loads, nothing else.
+#![allow(clippy::needless_range_loop, reason = "rows, keys and vectors index several arrays at once")]
 
 use std::ops::Range;
 
 use crate::isa::{Floats, LANES, Simd};
 use crate::math::exp;
 
-/// Keys scored at a time.
-pub(super) const KEYS: usize = 4;
+/// Groups of 16 positions in a chunk.
+pub(super) const GROUPS: usize = 4;
 
-/// Asks for all of `halves`, which the next block's steps will read.
+/// Positions that a row scores before it weighs and accumulates them; the first is a multiple of this.
+pub(super) const CHUNK: usize = GROUPS * LANES;
+
+/// What K and V are read from: the cache, or a widened copy.
+pub(super) trait Element: Copy + Sync {
+    fn load<S: Simd>(s: S, x: &[Self; LANES]) -> S::F;
+}
+
+/// Bit patterns of f16.
+impl Element for u16 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16; LANES]) -> S::F {
+        s.load_f16(x)
+    }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+        s.load(x)
+    }
+}
+
+/// Keys and values of one head: group g of 16 positions begins at `starts[g]`, K as `[head_dim][16]` and
+/// V as `[16][vectors]`, vectors of 16.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk<'a, T> {
+    pub k: &'a [[T; LANES]],
+    pub v: &'a [[T; LANES]],
+    pub starts: [usize; GROUPS],
+}
+
+/// Asks for all of `halves`, which a later step will read.
 #[inline(always)]
 pub(super) fn fetch_ahead<S: Simd>(s: S, halves: &[u16]) {
     const LINE: usize = 64 / size_of::<u16>();
     halves.iter().step_by(LINE).for_each(|half| s.prefetch(half));
 }
 
-/// Positions `keys` of one head of a block as floats, each padded to whole vectors.
+/// Scores of `R` rows for `groups` of keys: `scores[row][group]`, 16 keys a vector.
 #[inline(always)]
-pub(super) fn widen<S: Simd>(s: S, from: &[u16], head_dim: usize, keys: Range<usize>, to: &mut [Floats]) {
-    let vectors = head_dim.div_ceil(LANES);
-    if head_dim.is_multiple_of(LANES) {
-        let from = from[keys.start * head_dim..keys.end * head_dim].as_chunks::<LANES>().0;
-        for (to, from) in to[keys.start * vectors..].iter_mut().zip(from) {
-            s.store(s.load_f16(from), &mut to.0);
-        }
-        return;
-    }
-    for key in keys {
-        let (whole, rest) = from[key * head_dim..][..head_dim].as_chunks::<LANES>();
-        let to = &mut to[key * vectors..][..vectors];
-        for (to, from) in to.iter_mut().zip(whole) {
-            s.store(s.load_f16(from), &mut to.0);
-        }
-        if !rest.is_empty() {
-            let mut padded = [0; LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            s.store(s.load_f16(&padded), &mut to[vectors - 1].0);
+pub(super) fn score<S: Simd, T: Element, const R: usize>(
+    s: S,
+    q: [&[f32]; R],
+    chunk: &Chunk<'_, T>,
+    groups: Range<usize>,
+    scores: &mut [[Floats; GROUPS]; R],
+) {
+    let dim = q[0].len();
+    let k = |group: usize| &chunk.k[chunk.starts[group]..][..dim];
+    let mut group = groups.start;
+    while group < groups.end {
+        // As many at a time as the registers hold running sums for.
+        if S::PANELS == 2 && group + 2 <= groups.end {
+            score_some::<S, T, R, 2>(s, q, [k(group), k(group + 1)], scores, group);
+            group += 2;
+        } else if S::PANELS == 2 || R <= 3 {
+            score_some::<S, T, R, 1>(s, q, [k(group)], scores, group);
+            group += 1;
+        } else {
+            for r in (0..R).step_by(3) {
+                let q = q[r..].first_chunk().expect("more than three rows are a multiple of three");
+                let scores = scores[r..].first_chunk_mut().expect("more than three rows are a multiple of three");
+                score_some::<S, T, 3, 1>(s, *q, [k(group)], scores, group);
+            }
+            group += 1;
         }
     }
 }
 
-/// Scores of `keys` for `H` heads, from `q[head][vector]` to `scores[head][width]`; −∞ elsewhere.
+/// [`score`] for `B` groups.
+///
+/// Even and odd elements of the head have a sum each, which halves the chains of additions and their errors.
 #[inline(always)]
-pub(super) fn score<S: Simd, const H: usize>(
+fn score_some<S: Simd, T: Element, const R: usize, const B: usize>(
     s: S,
-    q: &[Floats],
-    vectors: usize,
-    k: &[Floats],
-    keys: Range<usize>,
-    scores: &mut [[f32; LANES]],
-    width: usize,
+    q: [&[f32]; R],
+    k: [&[[T; LANES]]; B],
+    scores: &mut [[Floats; GROUPS]; R],
+    first: usize,
 ) {
-    let q: [&[Floats]; H] = std::array::from_fn(|h| &q[h * vectors..][..vectors]);
-    for group in keys.start / KEYS..keys.end.div_ceil(KEYS) {
-        let k: [&[Floats]; KEYS] = std::array::from_fn(|i| &k[(group * KEYS + i) * vectors..][..vectors]);
-        let mut dots = [[s.splat(0.0); KEYS]; H];
-        for i in 0..vectors {
-            for key in 0..KEYS {
-                let k = s.load(&k[key][i].0);
-                for h in 0..H {
-                    dots[h][key] = s.fma(s.load(&q[h][i].0), k, dots[h][key]);
+    let dim = q[0].len();
+    let q_pairs: [&[[f32; 2]]; R] = std::array::from_fn(|r| &q[r].as_chunks().0[..dim / 2]);
+    let k_pairs: [&[[[T; LANES]; 2]]; B] = std::array::from_fn(|b| &k[b].as_chunks().0[..dim / 2]);
+    let mut sums = [[[s.splat(0.0); 2]; B]; R];
+    for i in 0..dim / 2 {
+        for half in 0..2 {
+            let mut keys = [s.splat(0.0); B];
+            for b in 0..B {
+                keys[b] = T::load(s, &k_pairs[b][i][half]);
+            }
+            for r in 0..R {
+                let q = s.splat(q_pairs[r][i][half]);
+                for b in 0..B {
+                    sums[r][b][half] = s.fma(q, keys[b], sums[r][b][half]);
                 }
             }
         }
-        for h in 0..H {
-            // keys of the group out of sight may hold anything: overwritten below
-            let scores = scores[h * width..][..width].as_flattened_mut();
-            scores[group * KEYS..][..KEYS].copy_from_slice(&s.sum4(dots[h]));
+    }
+    if !dim.is_multiple_of(2) {
+        for b in 0..B {
+            let keys = T::load(s, &k[b][dim - 1]);
+            for r in 0..R {
+                sums[r][b][0] = s.fma(s.splat(q[r][dim - 1]), keys, sums[r][b][0]);
+            }
         }
     }
-    for h in 0..H {
-        let scores = scores[h * width..][..width].as_flattened_mut();
-        scores[..keys.start].fill(f32::NEG_INFINITY);
-        scores[keys.end..].fill(f32::NEG_INFINITY);
+    for r in 0..R {
+        for b in 0..B {
+            s.store(s.add(sums[r][b][0], sums[r][b][1]), &mut scores[r][first + b].0);
+        }
     }
 }
 
-/// Turns scores into weights relative to the largest score so far; returns what earlier sums are to be multiplied by.
+/// Turns the scores of `R` rows into weights relative to the largest score so far and adds them to the totals;
+/// returns what earlier sums are to be multiplied by.
 ///
-/// NaN, or nothing but −∞, makes the weights NaN, and the sums with them.
+/// Positions out of sight are −∞ and get the weight 0. NaN, or nothing but −∞, makes weights NaN, and the total.
 #[inline(always)]
-pub(super) fn weigh<S: Simd>(s: S, scores: &mut [[f32; LANES]], state: &mut (f32, f32)) -> f32 {
-    let mut largest = s.splat(state.0);
-    for scores in scores.iter() {
-        largest = s.max(s.load(scores), largest);
-    }
-    let largest = s.max_lane(largest);
-    let fade = match largest == state.0 {
-        true => 1.0, // as `exp` says, at no cost
-        false => {
-            let mut lanes = [0.0; LANES];
-            s.store(exp(s, s.splat(state.0 - largest)), &mut lanes);
-            lanes[0]
+pub(super) fn weigh<S: Simd, const R: usize>(
+    s: S,
+    scores: &mut [[Floats; GROUPS]; R],
+    groups: Range<usize>,
+    largest: &mut [f32; R],
+    totals: &mut [Floats; R],
+) -> [f32; R] {
+    // Each part for all rows before the next: their latencies overlap.
+    let mut max = [0.0; R];
+    for r in 0..R {
+        let mut row = s.splat(largest[r]);
+        for scores in &scores[r][groups.clone()] {
+            row = s.max(s.load(&scores.0), row);
         }
-    };
-    let mut total = s.splat(0.0);
-    for scores in scores.iter_mut() {
-        let weight = exp(s, s.sub(s.load(scores), s.splat(largest)));
-        s.store(weight, scores);
-        total = s.add(total, weight);
+        max[r] = s.max_lane(row);
     }
-    *state = (largest, state.1 * fade + s.sum(total));
-    fade
+    let mut fades = [0.0; LANES];
+    for r in 0..R {
+        fades[r] = largest[r] - max[r];
+    }
+    s.store(exp(s, s.load(&fades)), &mut fades);
+    *largest = max;
+    for r in 0..R {
+        let mut sum = s.mul(s.load(&totals[r].0), s.splat(fades[r]));
+        for scores in &mut scores[r][groups.clone()] {
+            let weights = exp(s, s.sub(s.load(&scores.0), s.splat(max[r])));
+            s.store(weights, &mut scores.0);
+            sum = s.add(sum, weights);
+        }
+        s.store(sum, &mut totals[r].0);
+    }
+    *fades.first_chunk().expect("at most as many rows as lanes")
 }
 
-/// `sums = fade · sums + Σ weight · v` for `H` heads, keys in order.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "arrays of two heads and their strides, read in one place")]
-pub(super) fn accumulate<S: Simd, const H: usize>(
+pub(super) fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    s.store(exp(s, s.splat(x)), &mut lanes);
+    lanes[0]
+}
+
+/// `sums = fade · sums + Σ weight · v` over `keys` of the chunk, for `R` rows.
+#[inline(always)]
+pub(super) fn accumulate<S: Simd, T: Element, const R: usize>(
     s: S,
-    weights: &[[f32; LANES]],
-    width: usize,
-    fades: &[f32],
+    weights: [&[f32; CHUNK]; R],
+    fades: [f32; R],
     keys: Range<usize>,
-    v: &[Floats],
-    vectors: usize,
-    sums: &mut [Floats],
+    chunk: &Chunk<'_, T>,
+    mut sums: [&mut [Floats]; R],
 ) {
-    let weights: [&[f32]; H] = std::array::from_fn(|h| &weights[h * width..].as_flattened()[keys.clone()]);
-    let v = &v[keys.start * vectors..keys.end * vectors];
-    let fours = vectors / 4 * 4;
-    for first in (0..fours).step_by(4) {
-        accumulate_some::<S, H, 4>(s, weights, fades, v, vectors, first, sums);
+    let vectors = sums[0].len();
+    let mut first = 0;
+    // As many vectors at a time as the registers hold running sums for.
+    while S::PANELS == 2 && first + 4 <= vectors {
+        accumulate_some::<S, T, R, 4>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
+        first += 4;
     }
-    for first in fours..vectors {
-        accumulate_some::<S, H, 1>(s, weights, fades, v, vectors, first, sums);
+    while (S::PANELS == 2 || R <= 2) && first + 2 <= vectors {
+        accumulate_some::<S, T, R, 2>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
+        first += 2;
+    }
+    while first < vectors {
+        accumulate_some::<S, T, R, 1>(s, weights, fades, keys.clone(), chunk, first, &mut sums);
+        first += 1;
     }
 }
 
 /// [`accumulate`] for the `N` vectors of a head from `first` on.
 #[inline(always)]
-fn accumulate_some<S: Simd, const H: usize, const N: usize>(
+fn accumulate_some<S: Simd, T: Element, const R: usize, const N: usize>(
     s: S,
-    weights: [&[f32]; H],
-    fades: &[f32],
-    v: &[Floats],
-    vectors: usize,
+    weights: [&[f32; CHUNK]; R],
+    fades: [f32; R],
+    keys: Range<usize>,
+    chunk: &Chunk<'_, T>,
     first: usize,
-    sums: &mut [Floats],
+    sums: &mut [&mut [Floats]; R],
 ) {
-    let mut running = [[s.splat(0.0); N]; H];
-    for h in 0..H {
+    let vectors = sums[0].len();
+    let mut running = [[s.splat(0.0); N]; R];
+    for r in 0..R {
         for n in 0..N {
-            running[h][n] = s.mul(s.load(&sums[h * vectors + first + n].0), s.splat(fades[h]));
+            running[r][n] = s.mul(s.load(&sums[r][first + n].0), s.splat(fades[r]));
         }
     }
-    for (key, v) in v.chunks_exact(vectors).enumerate() {
-        let v: &[Floats; N] = v[first..].first_chunk().expect("a head has these vectors");
-        for h in 0..H {
-            let weight = s.splat(weights[h][key]);
+    for group in keys.start / LANES..keys.end.div_ceil(LANES) {
+        let at = group * LANES;
+        let (low, high) = (keys.start.max(at) - at, keys.end.min(at + LANES) - at);
+        let v = &chunk.v[chunk.starts[group] + low * vectors..chunk.starts[group] + high * vectors];
+        let w: [&[f32]; R] = std::array::from_fn(|r| &weights[r][at + low..at + high]);
+        for (key, v) in v.chunks_exact(vectors).enumerate() {
+            let v: &[[T; LANES]; N] = v[first..].first_chunk().expect("a head has these vectors");
+            let mut values = [s.splat(0.0); N];
             for n in 0..N {
-                running[h][n] = s.fma(weight, s.load(&v[n].0), running[h][n]);
+                values[n] = T::load(s, &v[n]);
+            }
+            for r in 0..R {
+                let weight = s.splat(w[r][key]);
+                for n in 0..N {
+                    running[r][n] = s.fma(weight, values[n], running[r][n]);
+                }
             }
         }
     }
-    for h in 0..H {
+    for r in 0..R {
         for n in 0..N {
-            s.store(running[h][n], &mut sums[h * vectors + first + n].0);
+            s.store(running[r][n], &mut sums[r][first + n].0);
         }
     }
 }

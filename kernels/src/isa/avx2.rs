@@ -26,7 +26,7 @@ macro_rules! detected {
         #[inline(always)]
         fn $name $(<const $n: $t>)? ($self $(, $arg: $ty)*) $(-> $ret)? {
             // SAFETY: `self` exists only where `new` detected the features; memory is reached through references
-            // to arrays, each half inside the array. A __m128 is four floats.
+            // to arrays, each half inside the array.
             unsafe { $body }
         }
     )*};
@@ -106,13 +106,6 @@ impl Simd for Avx2 {
             let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
-        }
-        fn sum4(self, x: [F; 4]) -> [f32; 4] {
-            let ab = _mm256_hadd_ps(_mm256_add_ps(x[0][0], x[0][1]), _mm256_add_ps(x[1][0], x[1][1]));
-            let cd = _mm256_hadd_ps(_mm256_add_ps(x[2][0], x[2][1]), _mm256_add_ps(x[3][0], x[3][1]));
-            let sums = _mm256_hadd_ps(ab, cd);
-            let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
-            std::mem::transmute::<__m128, [f32; 4]>(sums)
         }
         fn max_lane(self, x: F) -> f32 {
             let x = _mm256_max_ps(x[0], x[1]);

@@ -29,7 +29,7 @@ macro_rules! detected {
         #[inline(always)]
         fn $name $(<const $n: $t>)? ($self $(, $arg: $ty)*) $(-> $ret)? {
             // SAFETY: `self` exists only where `new` detected the features; memory is reached through references
-            // to arrays of the size of the load or store. A __m128 is four floats.
+            // to arrays of the size of the load or store.
             unsafe { $body }
         }
     )*};
@@ -84,17 +84,6 @@ impl Simd for Avx512 {
         fn max(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn min(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
         fn sum(self, x: __m512) -> f32 { _mm512_reduce_add_ps(x) }
-        fn sum4(self, x: [__m512; 4]) -> [f32; 4] {
-            // transposes 4×4 floats inside each quarter, adding on the way
-            let ab = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-            let cd = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-            let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
-            let sums = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-            let sums = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps::<1>(sums));
-            let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
-            std::mem::transmute::<__m128, [f32; 4]>(sums)
-        }
         fn max_lane(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
 
         fn splat_i(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }

@@ -103,10 +103,6 @@ impl Simd for Scalar {
         x[0]
     }
     #[inline(always)]
-    fn sum4(self, x: [Vector; 4]) -> [f32; 4] {
-        x.map(|x| self.sum(x))
-    }
-    #[inline(always)]
     fn max_lane(self, x: Vector) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }

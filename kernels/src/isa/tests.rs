@@ -37,7 +37,6 @@ impl SimdOp for Probe {
         out.push(("max", floats(s.max(a, b))));
         out.push(("min", floats(s.min(a, b))));
         out.push(("sum", vec![s.sum(a).to_bits()]));
-        out.push(("sum4", s.sum4([a, b, s.splat(0.5), s.add(a, b)]).map(f32::to_bits).to_vec()));
         out.push(("max_lane", vec![s.max_lane(a).to_bits()]));
         let half = self.a.map(|x| half::f16::from_f32(x).to_bits());
         out.push(("load_f16", floats(s.load_f16(&half))));
