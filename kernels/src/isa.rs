@@ -9,12 +9,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use neon::Neon;
 use scalar::Scalar;
 
 /// Columns of a panel and lanes of a vector.
@@ -57,6 +61,8 @@ enum Kind {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
 }
 
 impl Isa {
@@ -70,17 +76,19 @@ impl Isa {
 
     /// All instruction sets of this CPU, narrowest first.
     pub fn available() -> Vec<Isa> {
-        #[allow(unused_mut, reason = "only x86-64 has more than one so far")]
+        #[allow(unused_mut, reason = "some CPUs have no other")]
         let mut found = vec![Self::SCALAR];
         #[cfg(target_arch = "x86_64")]
         {
             found.extend(Avx2::new().map(|isa| Isa(Kind::Avx2(isa))));
             found.extend(Avx512::new().map(|isa| Isa(Kind::Avx512(isa))));
         }
+        #[cfg(target_arch = "aarch64")]
+        found.extend(Neon::new().map(|isa| Isa(Kind::Neon(isa))));
         found
     }
 
-    /// Short name, as recorded with every run: `scalar`, `avx2` or `avx512`.
+    /// Short name, as recorded with every run: `scalar`, `avx2`, `avx512` or `neon`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Scalar(_) => "scalar",
@@ -88,6 +96,8 @@ impl Isa {
             Kind::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(_) => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon(_) => "neon",
         }
     }
 
@@ -99,6 +109,8 @@ impl Isa {
             Kind::Avx2(_) => Avx2::PANELS,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(_) => Avx512::PANELS,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon(_) => Neon::PANELS,
         }
     }
 
@@ -110,6 +122,8 @@ impl Isa {
             Kind::Avx2(s) => s.enter(op),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(s) => s.enter(op),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon(s) => s.enter(op),
         }
     }
 }

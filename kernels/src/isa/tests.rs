@@ -36,6 +36,9 @@ impl SimdOp for Probe {
         out.push(("fma", floats(s.fma(a, b, a))));
         out.push(("max", floats(s.max(a, b))));
         out.push(("min", floats(s.min(a, b))));
+        let nan = s.splat(f32::NAN);
+        out.push(("max with NaN", [floats(s.max(nan, b)), floats(s.max(b, nan))].concat()));
+        out.push(("min with NaN", [floats(s.min(nan, b)), floats(s.min(b, nan))].concat()));
         out.push(("sum", vec![s.sum(a).to_bits()]));
         out.push(("max_lane", vec![s.max_lane(a).to_bits()]));
         let half = self.a.map(|x| half::f16::from_f32(x).to_bits());
@@ -50,6 +53,7 @@ impl SimdOp for Probe {
         out.push(("abs_bits", ints(s.abs_bits(a))));
         out.push(("exp2", floats(s.exp2(s.shr4_i(n)))));
         out.push(("exp2 of the least", floats(s.exp2(s.splat_i(-127)))));
+        out.push(("exp2 of the largest", floats(s.exp2(s.splat_i(128)))));
         let mut back = [0; LANES];
         s.store_i8(n, &mut back);
         out.push(("store_i8", back.map(|x| x as u32).to_vec()));
@@ -80,6 +84,50 @@ fn operations_agree_with_scalar() {
     assert_eq!(by_name("sum")[0], (0.5 * (120.0 - 112.0f32)).to_bits());
     assert_eq!(by_name("round")[0], (-4.0f32).to_bits(), "−3.5 rounds to even");
     assert_eq!(by_name("exp2 of the least")[0], 0);
+    assert_eq!(by_name("exp2 of the largest")[0], f32::INFINITY.to_bits());
+    assert_eq!(by_name("max with NaN")[0], (-0.25f32).to_bits(), "the second operand");
+    assert_eq!(by_name("min with NaN")[LANES], f32::NAN.to_bits(), "the second operand");
+}
+
+/// Sixteen patterns read as f16, and as bf16.
+struct Widen([u16; LANES]);
+
+impl SimdOp for Widen {
+    type Output = [[f32; LANES]; 2];
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) -> Self::Output {
+        let mut out = [[0.0; LANES]; 2];
+        s.store(s.load_f16(&self.0), &mut out[0]);
+        s.store(s.load_bf16(&self.0), &mut out[1]);
+        out
+    }
+}
+
+#[test]
+fn every_pattern_of_16_bits_widens() {
+    for isa in Isa::available() {
+        println!("isa {isa}");
+        for first in (0..=u16::MAX).step_by(LANES) {
+            let bits: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
+            let [half, brain] = isa.run(Widen(bits));
+            for (i, bits) in bits.into_iter().enumerate() {
+                // sign, exponent and fraction of IEEE 754 binary16, put together in f64
+                let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));
+                let size = match exponent {
+                    0 => fraction * 2f64.powi(-24),
+                    31 if fraction == 0.0 => f64::INFINITY,
+                    31 => f64::NAN,
+                    _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+                };
+                let expected = if bits >> 15 == 1 { -size } else { size } as f32;
+                let same = |got: f32, want: f32| got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(same(half[i], expected), "{isa}: {bits:#06x} as f16 is {}", half[i]);
+                let expected = f32::from_bits(u32::from(bits) << 16);
+                assert!(same(brain[i], expected), "{isa}: {bits:#06x} as bf16 is {}", brain[i]);
+            }
+        }
+    }
 }
 
 /// One chain of dot products of constant codes with constant activations.
