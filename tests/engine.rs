@@ -105,7 +105,7 @@ fn a_row_has_the_same_bits_alone_batched_chunked_and_with_any_thread_count() {
 }
 
 fn limits(batch: usize) -> EngineLimits {
-    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 2048 }
+    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 2048, draft_rows: 16 }
 }
 
 fn request(system: &str, user: &str, seed: u64) -> Request {
@@ -205,7 +205,7 @@ fn preempted_sequences_go_on_to_the_same_text() {
     };
     let roomy = run(&engine("smollm2", limits(6), 2), (0..6).map(ask).collect());
     // Room for two of the six at their full length.
-    let tight = EngineLimits { batch: 6, step_tokens: 64, blocks: 16, context: 2048 };
+    let tight = EngineLimits { batch: 6, step_tokens: 64, blocks: 16, context: 2048, draft_rows: 16 };
     let squeezed = run(&engine("smollm2", tight, 2), (0..6).map(ask).collect());
     for (a, b) in roomy.iter().zip(&squeezed) {
         assert_eq!(a.token_ids, b.token_ids);
@@ -321,10 +321,10 @@ fn reused_blocks_never_show_another_sequence() {
                 ..request("", "", n as u64)
             })
             .collect();
-        let alone = EngineLimits { batch: 1, step_tokens: 512, blocks: 64, context: 512 };
+        let alone = EngineLimits { batch: 1, step_tokens: 512, blocks: 64, context: 512, draft_rows: 0 };
         let expected: Vec<Completion> =
             requests.iter().map(|r| run(&engine(model, alone, 1), vec![r.clone()]).remove(0)).collect();
-        let tight = EngineLimits { batch: 5, step_tokens: 24, blocks: 14, context: 512 };
+        let tight = EngineLimits { batch: 5, step_tokens: 24, blocks: 14, context: 512, draft_rows: 16 };
         let found = run(&engine(model, tight, 2), requests);
         for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_eq!(found.token_ids, expected.token_ids, "{model}: request {n}");

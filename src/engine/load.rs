@@ -109,6 +109,9 @@ impl std::fmt::Display for MemoryPlan {
 /// reading the weights. More would only hold up the sequences that decode in the same step.
 const STEP_TOKENS: usize = 512;
 
+/// Rows up to which a step is filled with drafted tokens.
+const DRAFT_ROWS: usize = 16;
+
 impl OpenModel {
     /// Opens and checks a model's files.
     pub fn open(local: &LocalModel) -> anyhow::Result<Self> {
@@ -232,6 +235,7 @@ impl OpenModel {
             step_tokens: STEP_TOKENS,
             blocks: memory.blocks,
             context: self.context(options),
+            draft_rows: DRAFT_ROWS,
         };
         let isa = decoder.isa().name().to_owned();
         let handle = EngineHandle::start(Arc::new(decoder), self.text.clone(), limits, options.threads)?;
