@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use weaklink::engine::load::OpenModel;
-use weaklink::engine::{EngineHandle, EngineLimits};
+use weaklink::engine::{EngineHandle, EngineLimits, sampler};
 use weaklink::generate::{Backend, Prompt, Request, Sampling};
 use weaklink::store::RunFolder;
 use weaklink::studies::relay::prepare::{Model, Settings};
@@ -129,6 +129,15 @@ fn steps(decoder: &Decoder, threads: usize) -> anyhow::Result<()> {
             Ok(1e3 * best)
         };
         println!("{rows:4}  {:17.2}  {:22.2}", best(&one)?, best(&many)?);
+    }
+    let logits: Vec<f32> = (0..decoder.config().vocab).map(|id| (id * 7919 % 1000) as f32 * 0.02).collect();
+    for temperature in [0.0, 0.7] {
+        let sampling = Sampling { temperature, top_k: None, top_p: None };
+        let begun = Instant::now();
+        for index in 0..50 {
+            std::hint::black_box(sampler::draw(&logits, &sampling, 0, index)?);
+        }
+        println!("a draw at temperature {temperature}: {:.2} ms", 1e3 * begun.elapsed().as_secs_f64() / 50.0);
     }
     Ok(())
 }

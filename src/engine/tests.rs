@@ -1,6 +1,7 @@
 //! The engine over a decoder that is made up: it keeps tokens where a real one keeps keys and
 //! values, and its logits depend on every token that it reads back through the block tables.
 
+mod drafts;
 mod edges;
 mod random;
 mod sharing;
@@ -22,7 +23,7 @@ use crate::generate::{Completion, GenerateError, Sampling};
 const VOCAB: u32 = 24;
 /// The token that ends a sequence.
 const STOP: u32 = 5;
-/// The token after which no logit is a number.
+/// The token after which no logit is a number, nor at the 77th token of a sequence that has it. Never drawn.
 const POISON: u32 = 23;
 
 const HOT: Sampling = Sampling { temperature: 0.7, top_k: None, top_p: None };
@@ -31,7 +32,7 @@ type Reply = oneshot::Receiver<Result<Completion, GenerateError>>;
 
 /// Logits after `past`: mostly those of its last two tokens, a little those of all of it.
 fn logits(past: &[u32]) -> Vec<f32> {
-    if past.last() == Some(&POISON) {
+    if past.last() == Some(&POISON) || past.len() == 77 && past.contains(&POISON) {
         return vec![f32::NAN; VOCAB as usize];
     }
     let mix = |tokens: &[u32], seed: u64| {
@@ -44,9 +45,10 @@ fn logits(past: &[u32]) -> Vec<f32> {
     let near = &past[past.len().saturating_sub(2)..];
     (0..VOCAB)
         .map(|id| match id {
-            // It would say either too often.
-            STOP | POISON => 1.0 + unit(mix(past, u64::from(id))),
-            _ => 6.0 * unit(mix(near, u64::from(id))) + unit(mix(past, u64::from(id))),
+            // Rarely, but not never.
+            STOP => 27.0 + 7.0 * unit(mix(past, u64::from(id))),
+            POISON => f32::NEG_INFINITY,
+            _ => 40.0 * unit(mix(near, u64::from(id))) + unit(mix(past, u64::from(id))),
         })
         .collect()
 }

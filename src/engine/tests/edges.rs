@@ -199,9 +199,7 @@ fn thousands_of_short_requests_and_cancellations_leave_every_block_free() {
                 if (n * 31 + round as usize * 17) % 10 < 4 {
                     task.abort();
                 } else {
-                    // The made-up decoder says the poison itself now and then.
-                    let found = task.await.expect("not aborted");
-                    assert!(matches!(found, Ok(_) | Err(GenerateError::NotANumber { .. })), "{found:?}");
+                    task.await.expect("not aborted").expect("a completion");
                     answered += 1;
                 }
             }
