@@ -135,14 +135,7 @@ impl EngineHandle {
 
     /// Token ids of a prompt, as the model will see them.
     pub fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, GenerateError> {
-        let ids = match prompt {
-            Prompt::Tokens(ids) => ids.clone(),
-            Prompt::Messages(messages) => {
-                let messages: Vec<ChatMessage<'_>> =
-                    messages.iter().map(|m| ChatMessage { role: m.role.as_str(), content: &m.content }).collect();
-                self.text.render(&messages).map_err(|e| GenerateError::Invalid { what: e.to_string() })?
-            }
-        };
+        let ids = prompt_ids(&self.text, prompt)?;
         if ids.is_empty() {
             return Err(GenerateError::Invalid {
                 what: "the prompt is empty; a model needs at least one token".into(),
@@ -200,6 +193,18 @@ impl EngineHandle {
         };
         self.submissions.send(Sequence::new(task, Caller { reply, stream }, self.text.stream())).map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+/// Token ids of a prompt, as a model with this tokenizer and template will see them; unchecked.
+pub fn prompt_ids(text: &Text, prompt: &Prompt) -> Result<Vec<u32>, GenerateError> {
+    match prompt {
+        Prompt::Tokens(ids) => Ok(ids.clone()),
+        Prompt::Messages(messages) => {
+            let messages: Vec<ChatMessage<'_>> =
+                messages.iter().map(|m| ChatMessage { role: m.role.as_str(), content: &m.content }).collect();
+            text.render(&messages).map_err(|e| GenerateError::Invalid { what: e.to_string() })
+        }
     }
 }
 
