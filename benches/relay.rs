@@ -2,7 +2,8 @@
 //!
 //! Each line is one run of `relay --quick` (or of that with other `--formats`, `--items`, `--hops`, `--max-tokens` and
 //! `--temperature`) with its own engine: tokens drawn a second, prompt tokens found in the cache, steps, and tokens drawn a step. The messages are the same
-//! in every line, which is checked. Two more forms: `--steps` prints what a step of so many rows takes, `--soak N`
+//! in every line, which is checked. `--traffic FILE` runs the requests of a file in the form of OpenAI's batches instead,
+//! all sent at once. Two more forms: `--steps` prints what a step of so many rows takes, `--soak N`
 //! sends N rounds of short requests, of which some are cancelled, and prints the memory in use.
 
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use weaklink::engine::load::OpenModel;
-use weaklink::engine::{EngineHandle, EngineLimits, sampler};
-use weaklink::generate::{Backend, Prompt, Request, Sampling};
+use weaklink::engine::{EngineHandle, EngineLimits, Usage, sampler};
+use weaklink::generate::{Backend, Completion, Prompt, Request, Sampling};
 use weaklink::store::RunFolder;
 use weaklink::studies::relay::prepare::{Model, Settings};
 use weaklink_models::batch::{Batch, Logits};
@@ -58,7 +59,10 @@ fn main() -> anyhow::Result<()> {
     let mut messages: Option<Vec<String>> = None;
     for batch in numbers("--batch", "1,2,4,16")? {
         for drafts in numbers("--drafts", "0,16")? {
-            let said = relay(&model, &decoder, &settings, threads, batch, drafts)?;
+            let said = match value("--traffic") {
+                Some(file) => traffic(&model, &decoder, file, threads, batch, drafts)?,
+                None => relay(&model, &decoder, &settings, threads, batch, drafts)?,
+            };
             ensure!(messages.get_or_insert_with(|| said.clone()) == &said, "the messages differ");
         }
     }
@@ -93,17 +97,54 @@ fn relay(
     let (begun, mut last) = (Instant::now(), None);
     let report = |progress: &weaklink::studies::relay::run::Progress| last = Some(progress.clone());
     runtime.block_on(relay.drive(&model.backend, &store, batch, std::future::pending(), report))?;
-    let (seconds, progress, usage) = (begun.elapsed().as_secs_f64(), last.context("no progress")?, engine.usage());
+    let (seconds, progress) = (begun.elapsed().as_secs_f64(), last.context("no progress")?);
+    line((batch, draft_rows), progress.generated_tokens, seconds, progress.cached_share(), engine.usage());
+    Ok(store.hops()?.into_iter().map(|hop| hop.message).collect())
+}
+
+/// The requests of a file, all at once, and their line; returns their texts.
+fn traffic(
+    open: &OpenModel,
+    decoder: &Arc<Decoder>,
+    file: &str,
+    threads: usize,
+    batch: usize,
+    draft_rows: usize,
+) -> anyhow::Result<Vec<String>> {
+    let limits = EngineLimits { batch, step_tokens: 512, blocks: 2048, context: 8192, draft_rows };
+    let engine = EngineHandle::start(decoder.clone(), open.text.clone(), limits, threads)?;
+    let mut requests = Vec::new();
+    for text in std::fs::read_to_string(file)?.lines() {
+        let body = serde_json::from_str::<serde_json::Value>(text)?["body"].take();
+        requests.push(Request {
+            prompt: Prompt::Messages(serde_json::from_value(body["messages"].clone())?),
+            max_tokens: body["max_tokens"].as_u64().context("max_tokens")? as usize,
+            sampling: Sampling { temperature: body["temperature"].as_f64().unwrap_or(1.0) as f32, ..Sampling::GREEDY },
+            stop: Vec::new(),
+            seed: body["seed"].as_u64().unwrap_or(0),
+        });
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let begun = Instant::now();
+    let asked = requests.into_iter().map(|request| engine.generate(request));
+    let found = runtime.block_on(futures_util::future::try_join_all(asked))?;
+    let sum = |count: fn(&Completion) -> usize| found.iter().map(count).sum::<usize>();
+    let cached = sum(|found| found.cached_tokens) as f64 / sum(|found| found.prompt_tokens) as f64;
+    let generated = sum(|found| found.generated_tokens) as u64;
+    line((batch, draft_rows), generated, begun.elapsed().as_secs_f64(), cached, engine.usage());
+    Ok(found.into_iter().map(|found| found.text).collect())
+}
+
+fn line((batch, draft_rows): (usize, usize), generated: u64, seconds: f64, cached: f64, usage: Usage) {
     println!(
         "{batch:5} {draft_rows:6}  {:8.1}  {:4.0} %  {:5}  {:11.2}  {:7} {:8}",
-        progress.generated_tokens as f64 / seconds,
-        100.0 * progress.cached_share(),
+        generated as f64 / seconds,
+        100.0 * cached,
         usage.steps,
-        progress.generated_tokens as f64 / usage.steps as f64,
+        generated as f64 / usage.steps as f64,
         usage.drafted,
         usage.accepted,
     );
-    Ok(store.hops()?.into_iter().map(|hop| hop.message).collect())
 }
 
 /// What a step takes, by its rows: those of one sequence, or of as many sequences, after 500 tokens.

@@ -11,10 +11,11 @@ pub mod sampler;
 pub mod scheduler;
 pub mod score;
 pub mod sequence;
+mod usage;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
@@ -27,6 +28,9 @@ use crate::generate::{Completion, Finish, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
 use scheduler::{Piece, Scheduler};
 use sequence::{Caller, Sequence, Task};
+use usage::Shared;
+
+pub use usage::Usage;
 
 /// Limits of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -43,27 +47,6 @@ pub struct EngineLimits {
     pub draft_rows: usize,
 }
 
-/// What an engine is doing, and what it has done since it was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Sequences that are being computed.
-    pub running: usize,
-    /// Sequences that wait for a place.
-    pub waiting: usize,
-    /// Cache blocks that no sequence uses; some hold a past that can be found again.
-    pub free_blocks: usize,
-    /// Cache blocks in all.
-    pub blocks: usize,
-    /// Steps made.
-    pub steps: u64,
-    /// Tokens computed in them.
-    pub rows: u64,
-    /// Tokens guessed ahead, for sequences that have ended.
-    pub drafted: u64,
-    /// Of these, tokens that were then drawn.
-    pub accepted: u64,
-}
-
 /// Computes a batch: a row of logits for each of its `logit_rows`.
 type Forward = Box<dyn FnMut(&Batch) -> anyhow::Result<Vec<Vec<f32>>> + Send>;
 
@@ -74,21 +57,6 @@ pub struct EngineHandle {
     text: Arc<Text>,
     context: usize,
     shared: Arc<Shared>,
-}
-
-/// What the engine's thread tells all callers.
-#[derive(Default)]
-struct Shared {
-    usage: Mutex<Usage>,
-    /// Why the thread has ended, if it has.
-    ended: OnceLock<String>,
-}
-
-impl Shared {
-    fn usage(&self) -> MutexGuard<'_, Usage> {
-        // Nothing panics while it is held, and numbers cannot be half written.
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl EngineHandle {

@@ -222,7 +222,7 @@ impl OpenModel {
     /// Bytes of the weights as they lie in memory. Those of a folder are not quantized, so they take what its files do.
     fn weight_bytes(&self) -> anyhow::Result<u64> {
         if let Source::Gguf(gguf) = &self.source {
-            let tensors = gguf.tensor_names().into_iter().filter_map(|name| gguf.tensor(name));
+            let tensors = gguf.tensor_names().filter_map(|name| gguf.tensor(name));
             let bytes = tensors.map(|tensor| match *tensor.shape {
                 [rows, cols] => QuantMatrix::packed_bytes(tensor.format, rows, cols) as u64,
                 _ => (tensor.shape.iter().product::<usize>() * size_of::<f32>()) as u64,

@@ -26,7 +26,7 @@ fn run(draft_rows: usize, max_tokens: usize, blocks: usize) -> (Vec<Completion>,
     }
     let found = replies.into_iter().zip(expected).filter_map(|(mut reply, expected)| {
         let found = reply.try_recv().expect("answered");
-        assert_eq!(found.as_ref().map(|completion| completion.token_ids.clone()), expected.as_ref().map(Vec::clone));
+        assert_eq!(found.clone().map(|completion| completion.token_ids), expected);
         found.ok()
     });
     let found: Vec<Completion> = found.collect();
