@@ -181,7 +181,7 @@ fn a_step_that_fails_fails_what_was_in_it_and_the_engine_goes_on() {
     runtime.block_on(engine.generate(request(&[7], 4))).expect("a completion");
 }
 
-/// The long form of this is `cargo bench --bench relay -- --soak`.
+/// The long form of this is `cargo bench --bench relay -- --soak 60`.
 #[test]
 fn thousands_of_short_requests_and_cancellations_leave_every_block_free() {
     let engine = sound(limits(6));
