@@ -5,12 +5,15 @@
 //! sequence whose known tokens are done ([`sampler`]), answer those that ended.
 
 pub mod block_pool;
+pub mod draft;
 pub mod load;
 pub mod sampler;
 pub mod scheduler;
 pub mod score;
 pub mod sequence;
+mod usage;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -21,10 +24,13 @@ use weaklink_models::decoder::Decoder;
 use weaklink_models::kv::{BLOCK_SIZE, KvCache};
 use weaklink_models::text::{ChatMessage, Text};
 
-use crate::generate::{Completion, GenerateError, Prompt, Request};
+use crate::generate::{Completion, Finish, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
 use scheduler::{Piece, Scheduler};
 use sequence::{Caller, Sequence, Task};
+use usage::Shared;
+
+pub use usage::Usage;
 
 /// Limits of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +43,12 @@ pub struct EngineLimits {
     pub blocks: usize,
     /// Tokens that one sequence may have, prompt and answer together.
     pub context: usize,
+    /// Steps of fewer rows are filled up to this with drafted tokens ([`draft`]); 0 drafts none.
+    pub draft_rows: usize,
 }
+
+/// Computes a batch: a row of logits for each of its `logit_rows`.
+type Forward = Box<dyn FnMut(&Batch) -> anyhow::Result<Vec<Vec<f32>>> + Send>;
 
 /// A caller's end of the engine; clones share it. The engine ends when all are dropped.
 #[derive(Clone)]
@@ -45,6 +56,7 @@ pub struct EngineHandle {
     submissions: Sender<Sequence>,
     text: Arc<Text>,
     context: usize,
+    shared: Arc<Shared>,
 }
 
 impl EngineHandle {
@@ -52,21 +64,27 @@ impl EngineHandle {
     ///
     /// `threads` are the threads that compute; the text is the same for any number.
     pub fn start(decoder: Arc<Decoder>, text: Arc<Text>, limits: EngineLimits, threads: usize) -> anyhow::Result<Self> {
-        let cache = KvCache::new(decoder.config(), limits.blocks, decoder.device())?;
+        let mut cache = KvCache::new(decoder.config(), limits.blocks, decoder.device())?;
+        let forward = move |batch: &Batch| Ok(decoder.forward(batch, &mut cache)?);
+        Self::spawn(Box::new(forward), text, limits, threads)
+    }
+
+    fn spawn(forward: Forward, text: Arc<Text>, limits: EngineLimits, threads: usize) -> anyhow::Result<Self> {
         let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let pool = BlockPool::new(limits.blocks);
-        let budget = limits.step_tokens.max(limits.batch);
-        let (submissions, receiver) = std::sync::mpsc::channel();
+        let (submissions, mut receiver) = std::sync::mpsc::channel();
         let context = limits.context.min(limits.blocks * BLOCK_SIZE);
-        let mut engine = Engine {
-            scheduler: Scheduler::new(pool, limits.batch, budget),
-            receiver,
-            decoder,
-            cache,
-            stop_ids: text.stop_ids().to_vec(),
+        let shared = Arc::new(Shared::default());
+        let mut engine = Engine::new(forward, limits, text.stop_ids().to_vec(), shared.clone());
+        let run = move || {
+            let ended = catch_unwind(AssertUnwindSafe(|| workers.install(|| engine.run(&mut receiver))));
+            // Before the sequences are dropped, and with them all that waits for them.
+            let _ = engine.shared.ended.set(match &ended {
+                Ok(()) => "nobody was left".into(),
+                Err(panic) => panic_text(&**panic),
+            });
         };
-        std::thread::Builder::new().name("weaklink-engine".into()).spawn(move || workers.install(|| engine.run()))?;
-        Ok(Self { submissions, text, context })
+        std::thread::Builder::new().name("weaklink-engine".into()).spawn(run)?;
+        Ok(Self { submissions, text, context, shared })
     }
 
     /// Makes one completion. Dropping the future cancels it.
@@ -85,14 +103,7 @@ impl EngineHandle {
 
     /// Token ids of a prompt, as the model will see them.
     pub fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, GenerateError> {
-        let ids = match prompt {
-            Prompt::Tokens(ids) => ids.clone(),
-            Prompt::Messages(messages) => {
-                let messages: Vec<ChatMessage<'_>> =
-                    messages.iter().map(|m| ChatMessage { role: m.role.as_str(), content: &m.content }).collect();
-                self.text.render(&messages).map_err(|e| GenerateError::Invalid { what: e.to_string() })?
-            }
-        };
+        let ids = prompt_ids(&self.text, prompt)?;
         if ids.is_empty() {
             return Err(GenerateError::Invalid {
                 what: "the prompt is empty; a model needs at least one token".into(),
@@ -108,6 +119,11 @@ impl EngineHandle {
     /// Tokens that one sequence may have, prompt and answer together.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// What the engine did up to its last step.
+    pub fn usage(&self) -> Usage {
+        *self.shared.usage()
     }
 
     /// The tokenizer and template.
@@ -139,32 +155,57 @@ impl EngineHandle {
         let Request { max_tokens, sampling, seed, stop, .. } = request;
         let (reply, answer) = oneshot::channel();
         let task = Task { prompt, max_tokens, sampling, seed, stop };
-        let gone = || GenerateError::Backend { what: "the engine's thread has ended".into() };
+        let gone = || {
+            let why = self.shared.ended.get().map_or("", String::as_str);
+            GenerateError::Backend { what: format!("the engine's thread has ended: {why}") }
+        };
         self.submissions.send(Sequence::new(task, Caller { reply, stream }, self.text.stream())).map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
+/// Token ids of a prompt, as a model with this tokenizer and template will see them; unchecked.
+pub fn prompt_ids(text: &Text, prompt: &Prompt) -> Result<Vec<u32>, GenerateError> {
+    match prompt {
+        Prompt::Tokens(ids) => Ok(ids.clone()),
+        Prompt::Messages(messages) => {
+            let messages: Vec<ChatMessage<'_>> =
+                messages.iter().map(|m| ChatMessage { role: m.role.as_str(), content: &m.content }).collect();
+            text.render(&messages).map_err(|e| GenerateError::Invalid { what: e.to_string() })
+        }
+    }
+}
+
+/// A sequence that is taken out, and how it ended.
+type Ended = (Sequence, Result<Finish, GenerateError>);
+
 /// What the engine's thread owns.
 struct Engine {
-    receiver: Receiver<Sequence>,
     scheduler: Scheduler,
-    decoder: Arc<Decoder>,
-    cache: KvCache,
+    forward: Forward,
     stop_ids: Vec<u32>,
+    shared: Arc<Shared>,
 }
 
 impl Engine {
+    fn new(forward: Forward, limits: EngineLimits, stop_ids: Vec<u32>, shared: Arc<Shared>) -> Self {
+        let EngineLimits { batch, step_tokens, blocks, draft_rows, .. } = limits;
+        let scheduler = Scheduler::new(BlockPool::new(blocks), batch, step_tokens.max(batch), draft_rows);
+        let engine = Self { scheduler, forward, stop_ids, shared };
+        engine.tell(0, &[]);
+        engine
+    }
+
     /// Steps until all handles are gone and all work is done.
-    fn run(&mut self) {
+    fn run(&mut self, receiver: &mut Receiver<Sequence>) {
         loop {
             if self.scheduler.is_idle() {
-                match self.receiver.recv() {
+                match receiver.recv() {
                     Ok(sequence) => self.scheduler.submit(sequence),
                     Err(_) => return,
                 }
             }
-            while let Ok(sequence) = self.receiver.try_recv() {
+            while let Ok(sequence) = receiver.try_recv() {
                 self.scheduler.submit(sequence);
             }
             self.step();
@@ -174,44 +215,82 @@ impl Engine {
     fn step(&mut self) {
         let pieces = self.scheduler.schedule();
         if pieces.is_empty() {
+            self.tell(0, &[]);
             return;
         }
-        let logits = match self.compute(&pieces) {
-            Ok(logits) => logits,
+        let batch = self.batch(&pieces);
+        let mut logits = match (self.forward)(&batch) {
+            Ok(logits) => logits.into_iter(),
             Err(error) => {
                 // The decoder refused the batch: a bug or a lost device. Nothing of it can be trusted.
-                for sequence in self.scheduler.drain() {
+                let failed = self.scheduler.drain();
+                self.tell(batch.rows(), &[]);
+                for sequence in failed {
                     sequence.fail(GenerateError::Backend { what: error.to_string() });
                 }
                 return;
             }
         };
-        let completed: Vec<Piece> = pieces.iter().copied().filter(|piece| piece.completes).collect();
-        pieces.into_iter().for_each(|piece| self.scheduler.computed(piece));
+        self.scheduler.computed(&pieces);
+        let rows: Vec<Vec<Vec<f32>>> =
+            pieces.iter().map(|piece| logits.by_ref().take(piece.logit_rows()).collect()).collect();
         // A draw reads the whole vocabulary: at full batches that is worth all threads.
-        let scheduler = &self.scheduler;
-        let drawn: Vec<Result<u32, GenerateError>> =
-            completed.par_iter().zip(&logits).map(|(piece, row)| scheduler.running(piece.index).draw(row)).collect();
+        let (running, stop_ids) = (self.scheduler.running_mut(), &self.stop_ids);
+        let advanced: Vec<Result<Option<Finish>, GenerateError>> =
+            running.par_iter_mut().zip(&rows).map(|(sequence, rows)| sequence.advance(rows, stop_ids)).collect();
+        let mut ended: Vec<Ended> = Vec::new();
         // From the last, since those after a removed one move up.
-        for (piece, drawn) in completed.into_iter().zip(drawn).rev() {
-            let sequence = self.scheduler.running_mut(piece.index);
-            match drawn.map(|id| sequence.push(id, &self.stop_ids)) {
-                Ok(None) => {}
-                Ok(Some(finish)) => self.scheduler.remove(piece.index).finish(finish, &self.stop_ids),
-                Err(error) => self.scheduler.remove(piece.index).fail(error),
+        for (index, result) in advanced.into_iter().enumerate().rev() {
+            if let Some(result) = result.transpose() {
+                ended.push((self.scheduler.remove(index), result));
+            }
+        }
+        self.scheduler.trim();
+        // Who is answered finds the blocks free already.
+        self.tell(batch.rows(), &ended);
+        for (sequence, result) in ended.into_iter().rev() {
+            match result {
+                Ok(finish) => sequence.finish(finish, &self.stop_ids),
+                Err(error) => sequence.fail(error),
             }
         }
     }
 
-    /// Runs the batch of a step; one row of logits for every piece that completes.
-    fn compute(&mut self, pieces: &[Piece]) -> anyhow::Result<Vec<Vec<f32>>> {
+    /// The batch of a step: of each piece its known tokens, then its drafted ones.
+    fn batch(&self, pieces: &[Piece]) -> Batch {
         let mut batch = Batch::default();
-        for piece in pieces {
-            let sequence = self.scheduler.running(piece.index);
-            let tokens = &sequence.tokens[sequence.computed..sequence.computed + piece.len];
-            let logits = if piece.completes { Logits::Last } else { Logits::None };
-            batch.push(tokens, sequence.computed, &sequence.blocks, BLOCK_SIZE, logits);
+        for (piece, sequence) in pieces.iter().zip(self.scheduler.running()) {
+            let mut tokens = sequence.tokens[sequence.computed..sequence.computed + piece.len].to_vec();
+            tokens.extend_from_slice(&sequence.draft);
+            batch.push(&tokens, sequence.computed, &sequence.blocks, BLOCK_SIZE, Logits::Tail(piece.logit_rows()));
         }
-        Ok(self.decoder.forward(&batch, &mut self.cache)?)
+        batch
+    }
+
+    /// Publishes what a step of `rows` tokens left behind, and those that it ended.
+    fn tell(&self, rows: usize, ended: &[Ended]) {
+        let (free_blocks, blocks) = self.scheduler.free_blocks();
+        let drafts = |count: fn((usize, usize)) -> usize| -> u64 {
+            ended.iter().map(|(sequence, _)| count(sequence.drafts()) as u64).sum()
+        };
+        let mut usage = self.shared.usage();
+        *usage = Usage {
+            running: self.scheduler.running().len(),
+            waiting: self.scheduler.waiting(),
+            free_blocks,
+            blocks,
+            steps: usage.steps + u64::from(rows > 0),
+            rows: usage.rows + rows as u64,
+            drafted: usage.drafted + drafts(|(drafted, _)| drafted),
+            accepted: usage.accepted + drafts(|(_, accepted)| accepted),
+        };
     }
 }
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without words").to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -116,6 +116,12 @@ pub struct Completion {
     pub cached_tokens: usize,
     /// Tokens drawn (the end token included).
     pub generated_tokens: usize,
+    /// Tokens that were guessed ahead of being drawn (see [`crate::engine::draft`]).
+    #[serde(default)]
+    pub drafted_tokens: usize,
+    /// Of these, tokens that were then drawn: each saved a step.
+    #[serde(default)]
+    pub accepted_tokens: usize,
     /// Wall time from submission to the last token, in seconds.
     pub seconds: f64,
 }

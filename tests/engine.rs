@@ -105,7 +105,7 @@ fn a_row_has_the_same_bits_alone_batched_chunked_and_with_any_thread_count() {
 }
 
 fn limits(batch: usize) -> EngineLimits {
-    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 2048 }
+    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 2048, draft_rows: 16 }
 }
 
 fn request(system: &str, user: &str, seed: u64) -> Request {
@@ -205,7 +205,7 @@ fn preempted_sequences_go_on_to_the_same_text() {
     };
     let roomy = run(&engine("smollm2", limits(6), 2), (0..6).map(ask).collect());
     // Room for two of the six at their full length.
-    let tight = EngineLimits { batch: 6, step_tokens: 64, blocks: 16, context: 2048 };
+    let tight = EngineLimits { batch: 6, step_tokens: 64, blocks: 16, context: 2048, draft_rows: 16 };
     let squeezed = run(&engine("smollm2", tight, 2), (0..6).map(ask).collect());
     for (a, b) in roomy.iter().zip(&squeezed) {
         assert_eq!(a.token_ids, b.token_ids);
@@ -321,13 +321,87 @@ fn reused_blocks_never_show_another_sequence() {
                 ..request("", "", n as u64)
             })
             .collect();
-        let alone = EngineLimits { batch: 1, step_tokens: 512, blocks: 64, context: 512 };
+        let alone = EngineLimits { batch: 1, step_tokens: 512, blocks: 64, context: 512, draft_rows: 0 };
         let expected: Vec<Completion> =
             requests.iter().map(|r| run(&engine(model, alone, 1), vec![r.clone()]).remove(0)).collect();
-        let tight = EngineLimits { batch: 5, step_tokens: 24, blocks: 14, context: 512 };
+        let tight = EngineLimits { batch: 5, step_tokens: 24, blocks: 14, context: 512, draft_rows: 16 };
         let found = run(&engine(model, tight, 2), requests);
         for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_eq!(found.token_ids, expected.token_ids, "{model}: request {n}");
         }
+    }
+}
+
+/// What a caller sees of a completion; neither its time nor how it was found.
+fn seen(completion: &Completion) -> (&str, &[u32], Finish, bool, usize) {
+    let Completion { text, token_ids, finish, cut_in_char, generated_tokens, .. } = completion;
+    (text, token_ids, *finish, *cut_in_char, *generated_tokens)
+}
+
+#[test]
+fn drafts_change_no_text_whatever_the_batch_the_temperature_or_the_end() {
+    for model in ["tiny-llama", "tiny-qwen3"] {
+        let vocab = loaded(model).0.config().vocab;
+        for temperature in [0.0, 0.7] {
+            let sampling = Sampling { temperature, ..Sampling::GREEDY };
+            let plain = |batch| EngineLimits { draft_rows: 0, ..limits(batch) };
+            let ask = |n: usize, stop: Vec<String>| Request {
+                // A pattern that goes round: there is something to copy.
+                prompt: Prompt::Tokens((0..50).map(|i| ids(n, 9, vocab)[i % 9]).collect()),
+                max_tokens: [1, 2, 3, 7, 16, 17, 30, 40][n % 8],
+                sampling,
+                stop,
+                ..request("", "", n as u64)
+            };
+            let open: Vec<Request> = (0..8).map(|n| ask(n, Vec::new())).collect();
+            let first = run(&engine(model, plain(1), 1), open.clone());
+            // A stop string that is met in the middle, out of each one's own text.
+            let stopped = |(n, completion): (usize, &Completion)| {
+                let count = completion.text.chars().count();
+                let stop = completion.text.chars().skip(count / 2).take(2).collect::<String>();
+                ask(n, if stop.is_empty() { Vec::new() } else { vec![stop] })
+            };
+            let requests: Vec<Request> = open.into_iter().chain(first.iter().enumerate().map(stopped)).collect();
+            let expected = run(&engine(model, plain(1), 1), requests.clone());
+            assert!(expected[8..].iter().any(|completion| completion.finish == Finish::Stop));
+            let mut accepted = 0;
+            for batch in 1..=8 {
+                let tight = EngineLimits { blocks: 6 + 2 * batch, step_tokens: 40, draft_rows: 24, ..limits(batch) };
+                for limits in [EngineLimits { draft_rows: 16, ..limits(batch) }, tight] {
+                    let found = run(&engine(model, limits, 2), requests.clone());
+                    for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                        assert_eq!(seen(found), seen(expected), "{model}: request {n} with {limits:?}");
+                    }
+                    accepted += found.iter().map(|completion| completion.accepted_tokens).sum::<usize>();
+                }
+            }
+            assert!(accepted > 0 || temperature > 0.0, "{model} repeats itself where it is greedy");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_repeats_its_prompt_needs_fewer_steps_than_tokens() {
+    let text = "The port is 8443, the owner is Mara Ilves, the ticket is QX-2210 and the deadline is 4 May, 09:30 UTC.";
+    let say = |text: &str| format!("Repeat this sentence word for word: {text}");
+    let shot = "The code is 5521, the lead is Jonas Wren, the image is v3.1.7 and the budget is 12,450 dollars.";
+    let messages = vec![
+        Message::new(Role::User, say(shot)),
+        Message::new(Role::Assistant, shot),
+        Message::new(Role::User, say(text)),
+    ];
+    let ask = |temperature| Request {
+        prompt: Prompt::Messages(messages.clone()),
+        max_tokens: 40,
+        sampling: Sampling { temperature, ..Sampling::GREEDY },
+        ..request("", "", 2)
+    };
+    for temperature in [0.0, 0.7] {
+        let plain = run(&engine("smollm2", EngineLimits { draft_rows: 0, ..limits(1) }, 2), vec![ask(temperature)]);
+        let engine = engine("smollm2", limits(1), 2);
+        let drafted = run(&engine, vec![ask(temperature)]).remove(0);
+        assert_eq!(seen(&drafted), seen(&plain[0]));
+        assert!(drafted.accepted_tokens > 5, "{} of {} drafted", drafted.accepted_tokens, drafted.drafted_tokens);
+        assert_eq!(engine.usage().accepted, drafted.accepted_tokens as u64);
     }
 }

@@ -1,9 +1,11 @@
 //! Tokens and logits against references made elsewhere (`tests/golden`).
 
+use weaklink::engine::load::LoadOptions;
 use weaklink::engine::score::Scorer;
 use weaklink_kernels::Isa;
+use weaklink_models::kv::{BLOCK_SIZE, KvCache};
 
-use crate::support::{golden, golden_json, in_f32, open, open_path};
+use crate::support::{MODELS, golden, golden_json, in_f32, loaded, open, open_path};
 
 /// Token ids of both ways to read a text, against the tokenizers' own libraries.
 fn tokens_agree(model: &str) {
@@ -121,4 +123,29 @@ fn logits_of_the_tiny_models_agree_with_the_float32_reference() {
 fn a_safetensors_folder_gives_what_its_gguf_twin_gives() {
     let folder = open_path(&golden("tiny-qwen2-hf"));
     logits_agree(Scorer::new(&folder, 2).expect("loads"), "tiny-qwen2-logits.json", 0.005, 0.005);
+}
+
+#[test]
+fn the_memory_plan_counts_weights_as_they_lie_in_memory_and_the_cache_as_it_is_needed() {
+    for name in MODELS {
+        let model = open(name);
+        let options = |batch, context, expected| LoadOptions { batch, threads: 1, context, expected };
+        let plan = model.plan_memory(&options(1, None, None)).expect("fits");
+        let held = loaded(name).0.memory_bytes() as u64;
+        // Beside the matrices there are norms and biases: a few rows of each layer.
+        let vectors = plan.weights.checked_sub(held).expect("all matrices are counted");
+        let layer = 4 * (8 * model.config.hidden + 4 * model.config.ffn) as u64;
+        assert!(vectors <= (model.config.layers as u64 + 1) * layer, "{name}: {vectors} bytes beside {held}");
+
+        let token = (KvCache::block_bytes(&model.config) / BLOCK_SIZE) as u64;
+        let cache = |batch, context, expected| {
+            model.plan_memory(&options(batch, context, expected)).expect("fits").cache / token
+        };
+        let context = model.config.context.min(8192) as u64;
+        assert_eq!(cache(1, Some(160), None), 160);
+        assert_eq!(cache(16, Some(160), Some(50)), 800);
+        assert_eq!(cache(2, Some(160), Some(50)), 160, "one sequence always fits whole");
+        assert_eq!(cache(1, None, Some(100)), context);
+        assert_eq!(cache(3, None, None), context.max(3 * context.min(2048)));
+    }
 }

@@ -34,6 +34,8 @@ pub fn forgetful(request: &Request) -> Result<Completion, GenerateError> {
         prompt_tokens: text.split_whitespace().count(),
         cached_tokens: 3,
         generated_tokens: kept.len(),
+        drafted_tokens: 0,
+        accepted_tokens: 0,
         seconds: 0.25,
     })
 }

@@ -111,6 +111,12 @@ impl QuantMatrix {
         self.isa
     }
 
+    /// Bytes that [`QuantMatrix::memory_bytes`] will be for such a tensor.
+    #[must_use]
+    pub fn packed_bytes(format: Format, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(LANES).saturating_mul(pack::panel_bytes(format, cols))
+    }
+
     /// Bytes of memory held.
     pub fn memory_bytes(&self) -> usize {
         match &self.data {

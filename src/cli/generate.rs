@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 
 use super::output::{emit, tell};
 use super::{ModelArgs, model};
-use crate::engine::load::LoadOptions;
+use crate::engine::load::{CONTEXT, LoadOptions};
+use crate::engine::prompt_ids;
 use crate::generate::{Completion, Finish, Message, Prompt, Request, Role, Sampling};
 use crate::terminal::plain_lines;
 
@@ -69,7 +70,14 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         Prompt::Messages(system.into_iter().chain([Message::new(Role::User, args.prompt)]).collect())
     };
     let request = Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed };
-    let options = LoadOptions { batch: 1, threads: model::threads(&args.model)?, context: None };
+    // A prompt that cannot be rendered or is too long is the engine's to refuse.
+    let prompt_tokens = prompt_ids(&model.text, &request.prompt).map_or(0, |ids| ids.len());
+    let needed = prompt_tokens.saturating_add(args.max_tokens);
+    let context = (prompt_tokens > 0 && needed <= CONTEXT).then_some(needed);
+    let options = LoadOptions { batch: 1, threads: model::threads(&args.model)?, context, expected: None };
+    if args.model.verbose > 0 {
+        tell(&format!("weaklink: {}", model.plan_memory(&options)?));
+    }
     let loaded = model.start(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let completion = runtime.block_on(async {
@@ -119,10 +127,12 @@ async fn print_pieces(mut pieces: mpsc::UnboundedReceiver<String>, quiet: bool) 
 
 fn summary(completion: &Completion) {
     tell(&format!(
-        "{} prompt tokens ({} cached), {} generated in {:.2} s, ended by {}",
+        "{} prompt tokens ({} cached), {} generated ({} of {} guessed ahead) in {:.2} s, ended by {}",
         completion.prompt_tokens,
         completion.cached_tokens,
         completion.generated_tokens,
+        completion.accepted_tokens,
+        completion.drafted_tokens,
         completion.seconds,
         match completion.finish {
             Finish::Stop => "the model",

@@ -13,16 +13,19 @@ use weaklink_models::card::CardKind;
 use super::output::{emit, tell};
 use super::{ModelArgs, OutArgs, model};
 use crate::engine::load::LoadOptions;
-use crate::generate::{Backend, Prompt};
+use crate::engine::prompt_ids;
+use crate::generate::{Backend, Message, Prompt};
 use crate::store::{RunFolder, Store};
 use crate::studies::relay::plan::CODE;
-use crate::studies::relay::prepare::{Model, Relay, Settings};
+use crate::studies::relay::prepare::{CountTokens, Model, Relay, Settings};
 use crate::studies::relay::run::{Ending, Progress};
 use crate::studies::relay::table::Summary;
 
 /// Hops of a chain, and tokens of a message, unless something else is asked for.
 const HOPS: u32 = 6;
 const MAX_TOKENS: usize = 512;
+/// Chains at once where memory allows: more gain little on the cores of one machine.
+const BATCH: usize = 16;
 /// More chains at once than any machine's memory holds.
 const MAX_BATCH: usize = 4096;
 /// What `--quick` takes instead, and how many items: a look at all formats within minutes on two cores.
@@ -78,9 +81,9 @@ pub(crate) struct RelayArgs {
 /// How a run is worked on; none of it changes a message.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct WorkArgs {
-    /// Chains at once
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true)]
-    pub batch: usize,
+    /// Chains at once [default: 16, or fewer where there are fewer or memory is short]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub batch: Option<usize>,
     /// One JSON document on stdout in place of the tables
     #[arg(long)]
     pub json: bool,
@@ -88,8 +91,9 @@ pub(super) struct WorkArgs {
 
 impl WorkArgs {
     pub fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.batch > 0, "--batch is 0: at least one chain runs at a time");
-        ensure!(self.batch <= MAX_BATCH, "--batch is {}: at most {MAX_BATCH} chains run at a time", self.batch);
+        let Some(batch) = self.batch else { return Ok(()) };
+        ensure!(batch > 0, "--batch is 0: at least one chain runs at a time");
+        ensure!(batch <= MAX_BATCH, "--batch is {batch}: at most {MAX_BATCH} chains run at a time");
         Ok(())
     }
 }
@@ -107,12 +111,12 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub fn new(model: &ModelArgs, work: &WorkArgs) -> Self {
+    pub fn new(model: &ModelArgs, batch: usize) -> Self {
         Self {
             model: model.model.clone(),
             device: model.device.clone(),
             threads: model.threads,
-            batch: work.batch,
+            batch,
             code: CODE.into(),
             process: std::process::id(),
         }
@@ -141,13 +145,14 @@ pub(crate) fn run(args: RelayArgs) -> anyhow::Result<ExitCode> {
     // A folder that cannot be had is found out before the model is loaded, and not
     // held meanwhile: who stops the program while it loads finds no empty folder.
     drop(claim()?);
-    let model = load(model_args, work.batch)?;
+    let (model, batch) =
+        load(model_args, work, draft.chains(), |shots, count_tokens| draft.tokens_needed(shots, count_tokens))?;
     let relay = draft.plan(&model);
     relay.check_fit(&model)?;
     let folder = claim()?;
     let dir = folder.path().to_owned();
-    let store = relay.begin(folder, &Session::new(model_args, work))?;
-    go_on(&relay, &model, &store, &dir, work)
+    let store = relay.begin(folder, &Session::new(model_args, batch))?;
+    go_on(&relay, &model, &store, &dir, batch, work)
 }
 
 /// Drives what is left of the run in `dir`, with a progress bar, and prints its tables.
@@ -156,6 +161,7 @@ pub(super) fn go_on(
     model: &Model,
     store: &Store,
     dir: &Path,
+    batch: usize,
     work: &WorkArgs,
 ) -> anyhow::Result<ExitCode> {
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -163,7 +169,7 @@ pub(super) fn go_on(
     let bar = bar();
     let mut last_line = Instant::now();
     let report = |progress: &Progress| show_progress(&bar, progress, &mut last_line);
-    let drive = relay.drive(&model.backend, store, work.batch, interrupt(), report);
+    let drive = relay.drive(&model.backend, store, batch, interrupt(), report);
     let ending = runtime.block_on(drive);
     bar.finish_and_clear();
     // Not to wait for hops that were dropped.
@@ -244,9 +250,15 @@ fn show_progress(bar: &ProgressBar, progress: &Progress, last_line: &mut Instant
     bar.set_message(line);
 }
 
-/// Loads the model and starts its engine.
-pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
-    let options = LoadOptions { batch, threads: model::threads(args)?, context: None };
+/// Loads the model and starts its engine, for at most `chains` chains at once, each of the tokens that
+/// `tokens_needed` says. Returns how many chains run at once.
+pub(super) fn load(
+    args: &ModelArgs,
+    work: &WorkArgs,
+    chains: usize,
+    tokens_needed: impl Fn(u8, &CountTokens) -> anyhow::Result<usize>,
+) -> anyhow::Result<(Model, usize)> {
+    let threads = model::threads(args)?;
     let no_chat = |name: &str| {
         anyhow::anyhow!(
             "{name} has no chat template, and a relay is a chat: choose a model that `weaklink models` calls chat"
@@ -260,19 +272,29 @@ pub(super) fn load(args: &ModelArgs, batch: usize) -> anyhow::Result<Model> {
     if !open.text.has_template() {
         return Err(no_chat(&open.name));
     }
+    let shots = u8::from(shots > 0);
+    let text = open.text.clone();
+    let count_tokens = move |messages: &[Message]| Ok(prompt_ids(&text, &Prompt::Messages(messages.to_vec()))?.len());
+    let expected = Some(tokens_needed(shots, &count_tokens)?);
+    let options = |batch| LoadOptions { batch, threads, context: None, expected };
+    let mut batch = work.batch.unwrap_or(BATCH).min(chains).max(1);
+    while work.batch.is_none() && batch > 1 && open.plan_memory(&options(batch)).is_err() {
+        batch /= 2;
+    }
+    let options = options(batch);
     let memory = open.plan_memory(&options)?;
     if args.verbose > 0 || std::io::stderr().is_terminal() {
         tell(&format!("weaklink: {memory}"));
     }
     let loaded = open.start(&options)?;
-    let engine = loaded.handle.clone();
-    Ok(Model {
+    let model = Model {
         backend: Backend::Local(loaded.handle.clone()),
         identity: loaded.identity,
         device: "cpu".into(),
         isa: loaded.isa,
-        shots: u8::from(shots > 0),
+        shots,
         context: loaded.handle.context(),
-        count_tokens: Box::new(move |messages| Ok(engine.prompt_ids(&Prompt::Messages(messages.to_vec()))?.len())),
-    })
+        count_tokens: Box::new(count_tokens),
+    };
+    Ok((model, batch))
 }

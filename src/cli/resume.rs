@@ -56,10 +56,11 @@ pub(crate) fn run(args: ResumeArgs) -> anyhow::Result<ExitCode> {
         offline: args.offline,
         verbose: args.verbose,
     };
-    let model = load(&model_args, args.work.batch)?;
+    let chains = progress.chains - progress.chains_done - progress.failed;
+    let (model, batch) = load(&model_args, &args.work, chains, |_, count_tokens| relay.tokens_needed(count_tokens))?;
     relay.check_unchanged(&model)?;
-    store.begin_session(&Session::new(&model_args, &args.work))?;
-    go_on(&relay, &model, &store, dir, &args.work)
+    store.begin_session(&Session::new(&model_args, batch))?;
+    go_on(&relay, &model, &store, dir, batch, &args.work)
 }
 
 /// A run is named by its folder; its `run.db` is taken as well.

@@ -78,6 +78,12 @@ impl BlockPool {
         (found, seal)
     }
 
+    /// Forgets what the blocks hold; references stay.
+    pub fn forget(&mut self) {
+        self.by_content.clear();
+        self.blocks.iter_mut().for_each(|block| block.sealed = None);
+    }
+
     /// Appends free blocks to `blocks` until they hold `tokens` tokens. Takes none and
     /// returns false when there are not enough.
     pub fn grow(&mut self, blocks: &mut Vec<u32>, tokens: usize) -> bool {
@@ -96,8 +102,8 @@ impl BlockPool {
         true
     }
 
-    /// Declares that `block` now holds the K/V of `tokens` after the past that `parent`
-    /// names, and returns the seal of the whole. Where another block holds the same
+    /// Declares that `block` holds the K/V of `tokens` after the past that `parent`
+    /// names, at the latest when the next step reads it, and returns the seal of the whole. Where another block holds the same
     /// already, that one stays the one that is found.
     pub fn seal(&mut self, block: u32, parent: Seal, tokens: &[u32]) -> Seal {
         let key = key(parent, tokens);
@@ -111,10 +117,17 @@ impl BlockPool {
         seal
     }
 
-    /// Gives up one reference to each block. A past is given out again from its end:
-    /// its beginning is what other sequences are likeliest to share.
+    /// Gives up one reference to each block.
     pub fn release(&mut self, blocks: &mut Vec<u32>) {
-        while let Some(block) = blocks.pop() {
+        self.release_after(blocks, 0);
+    }
+
+    /// Gives up one reference to each block but the first `keep`. A past is given out again from
+    /// its end: its beginning is what other sequences are likeliest to share. Of pasts that end
+    /// differently, the one that was used last stays longest.
+    pub fn release_after(&mut self, blocks: &mut Vec<u32>, keep: usize) {
+        while blocks.len() > keep {
+            let block = blocks.pop().expect("there is one more than is kept");
             let state = &mut self.blocks[block as usize];
             assert!(state.references > 0, "block {block} released more often than taken");
             state.references -= 1;
@@ -125,6 +138,25 @@ impl BlockPool {
                 self.freed_at[block as usize] = at;
                 self.free.insert((at, block));
             }
+        }
+    }
+
+    /// Checks that references are those of `tables`, one for each time a block stands in one, and
+    /// that free blocks and contents agree with the blocks.
+    #[cfg(test)]
+    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a [u32]>) {
+        let mut references = vec![0; self.blocks.len()];
+        tables.flatten().for_each(|&block| references[block as usize] += 1);
+        for (block, state) in self.blocks.iter().enumerate() {
+            assert_eq!(state.references, references[block], "references to block {block}");
+            let free = self.free.contains(&(self.freed_at[block], block as u32));
+            assert_eq!(free, state.references == 0, "block {block}");
+        }
+        assert_eq!(self.free.len(), references.iter().filter(|&&count| count == 0).count());
+        let sealed = self.blocks.iter().filter(|block| block.sealed.is_some()).count();
+        assert_eq!(self.by_content.len(), sealed, "contents can be found in as many blocks as are sealed");
+        for (key, &block) in &self.by_content {
+            assert_eq!(self.blocks[block as usize].sealed.map(|(_, key)| key), Some(*key), "content of block {block}");
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use weaklink_kernels::QuantMatrix;
 use weaklink_models::config::DecoderConfig;
 use weaklink_models::decoder::Decoder;
 use weaklink_models::fetch::LocalModel;
@@ -66,9 +67,17 @@ pub struct LoadOptions {
     pub batch: usize,
     /// Threads that compute.
     pub threads: usize,
-    /// Tokens that one sequence may need; `None` takes the model's context, 8192 at most.
+    /// Tokens that one sequence may have; `None` takes the model's context, [`CONTEXT`] at most.
     pub context: Option<usize>,
+    /// Tokens that sequences are expected to have at most: the cache holds as many of them at once as `batch` says.
+    /// `None` expects [`EXPECTED`].
+    pub expected: Option<usize>,
 }
+
+/// Tokens that one sequence may have, unless something else is asked for or the model holds fewer.
+pub const CONTEXT: usize = 8192;
+/// Tokens that sequences are expected to have, where nothing is known of them.
+pub const EXPECTED: usize = 2048;
 
 /// What loading will take, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -108,6 +117,9 @@ impl std::fmt::Display for MemoryPlan {
 /// Tokens of prompt that one step may hold: enough rows that a step is bound by arithmetic rather than by
 /// reading the weights. More would only hold up the sequences that decode in the same step.
 const STEP_TOKENS: usize = 512;
+
+/// Rows up to which a step is filled with drafted tokens.
+const DRAFT_ROWS: usize = 16;
 
 impl OpenModel {
     /// Opens and checks a model's files.
@@ -171,13 +183,15 @@ impl OpenModel {
     pub fn plan_memory(&self, options: &LoadOptions) -> anyhow::Result<MemoryPlan> {
         let c = &self.config;
         let context = self.context(options);
-        // Every sequence at its longest, up to a typical relay's length; beyond that the
-        // scheduler preempts. One sequence always fits whole.
-        let tokens = context.max(options.batch.saturating_mul(context.min(2048)));
+        // Every sequence at the length that is expected; beyond that the scheduler
+        // preempts. One sequence always fits whole.
+        let expected = options.expected.unwrap_or(EXPECTED).min(context);
+        let tokens = context.max(options.batch.saturating_mul(expected));
         let blocks = tokens.div_ceil(BLOCK_SIZE);
         let rows = STEP_TOKENS.max(options.batch);
+        let drawn = DRAFT_ROWS.max(options.batch);
         let row = 4 * c.hidden + 3 * c.ffn + 2 * (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let logits = options.batch.saturating_mul(2 * c.vocab);
+        let logits = drawn.saturating_mul(2 * c.vocab);
         let scratch = rows.saturating_mul(row).saturating_add(logits).saturating_mul(size_of::<f32>());
         let plan = MemoryPlan {
             weights: self.weight_bytes()?,
@@ -191,11 +205,12 @@ impl OpenModel {
         {
             let mib = |bytes: u64| bytes.div_ceil(1 << 20);
             bail!(
-                "{}: weights {} MiB + K/V cache {} MiB (batch {}, {context} tokens) + scratch {} MiB do not fit in the {} MiB \
+                "{}: weights {} MiB + K/V cache {} MiB ({} tokens for batch {}) + scratch {} MiB do not fit in the {} MiB \
                  that are free; lower --batch or choose a smaller model",
                 self.name,
                 mib(plan.weights),
                 mib(plan.cache),
+                blocks * BLOCK_SIZE,
                 options.batch,
                 mib(plan.scratch),
                 mib(available)
@@ -204,8 +219,16 @@ impl OpenModel {
         Ok(plan)
     }
 
-    /// Bytes of the weight files: repacked, they take about as much.
+    /// Bytes of the weights as they lie in memory. Those of a folder are not quantized, so they take what its files do.
     fn weight_bytes(&self) -> anyhow::Result<u64> {
+        if let Source::Gguf(gguf) = &self.source {
+            let tensors = gguf.tensor_names().filter_map(|name| gguf.tensor(name));
+            let bytes = tensors.map(|tensor| match *tensor.shape {
+                [rows, cols] => QuantMatrix::packed_bytes(tensor.format, rows, cols) as u64,
+                _ => (tensor.shape.iter().product::<usize>() * size_of::<f32>()) as u64,
+            });
+            return Ok(bytes.fold(0, u64::saturating_add));
+        }
         self.files
             .iter()
             .map(|file| Ok(std::fs::metadata(file).with_context(|| file.display().to_string())?.len()))
@@ -232,6 +255,7 @@ impl OpenModel {
             step_tokens: STEP_TOKENS,
             blocks: memory.blocks,
             context: self.context(options),
+            draft_rows: DRAFT_ROWS,
         };
         let isa = decoder.isa().name().to_owned();
         let handle = EngineHandle::start(Arc::new(decoder), self.text.clone(), limits, options.threads)?;
@@ -239,7 +263,7 @@ impl OpenModel {
     }
 
     fn context(&self, options: &LoadOptions) -> usize {
-        options.context.unwrap_or(8192).min(self.config.context)
+        options.context.unwrap_or(CONTEXT).min(self.config.context)
     }
 }
 

@@ -50,8 +50,10 @@ pub fn draw(logits: &[f32], sampling: &Sampling, seed: u64, index: usize) -> Res
     let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / f64::from(sampling.temperature)).exp();
     let unit = uniform(seed, index);
     if sampling.top_k.is_none() && sampling.top_p.is_none() {
-        let total: f64 = logits.iter().map(|&l| weight(l)).sum();
-        return Ok(pick(logits.iter().map(|&l| weight(l)).enumerate(), unit * total));
+        // Kept: an exponential costs more than writing and reading it.
+        let weights: Vec<f64> = logits.iter().map(|&l| weight(l)).collect();
+        let total: f64 = weights.iter().sum();
+        return Ok(pick(weights.into_iter().enumerate(), unit * total));
     }
     let mut ranked: Vec<(usize, f64)> = logits.iter().map(|&l| weight(l)).enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

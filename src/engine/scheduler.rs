@@ -7,31 +7,44 @@ use weaklink_models::kv::BLOCK_SIZE;
 use super::block_pool::{BlockPool, Seal};
 use super::sequence::Sequence;
 
-/// Part of a step: the next `len` tokens of the running sequence at `index`.
+/// Part of a step. The pieces of a step belong to the first running sequences, in order, one each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which running sequence.
-    pub index: usize,
-    /// How many of its tokens.
+    /// How many of the sequence's tokens that are still to be computed.
     pub len: usize,
     /// Whether its known tokens end with this piece, so that the next one can be drawn.
     pub completes: bool,
+    /// Tokens of [`Sequence::draft`] that are computed after them.
+    pub draft: usize,
+}
+
+impl Piece {
+    /// Rows of logits that the piece needs: after its last known token, and after each drafted one.
+    pub fn logit_rows(&self) -> usize {
+        if self.completes { 1 + self.draft } else { 0 }
+    }
 }
 
 /// Sequences that run, sequences that wait, and the pool both draw on.
+///
+/// Running sequences stand in the order in which they were submitted, and before all that wait:
+/// places are given to the first in the queue or to nobody, so that no sequence is overtaken.
 pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     pool: BlockPool,
     max_running: usize,
     token_budget: usize,
+    draft_rows: usize,
 }
 
 impl Scheduler {
-    /// At most `max_running` sequences share a step of at most `token_budget` tokens.
-    pub fn new(pool: BlockPool, max_running: usize, token_budget: usize) -> Self {
+    /// At most `max_running` sequences share a step of at most `token_budget` tokens. Steps of
+    /// fewer than `draft_rows` tokens are filled up to that with drafted ones.
+    pub fn new(pool: BlockPool, max_running: usize, token_budget: usize, draft_rows: usize) -> Self {
+        assert!(max_running > 0, "somebody must be able to run");
         assert!(token_budget >= max_running, "every running sequence must get a token in a step");
-        Self { waiting: VecDeque::new(), running: Vec::new(), pool, max_running, token_budget }
+        Self { waiting: VecDeque::new(), running: Vec::new(), pool, max_running, token_budget, draft_rows }
     }
 
     /// Queues a sequence.
@@ -44,14 +57,19 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// A running sequence.
-    pub fn running(&self, index: usize) -> &Sequence {
-        &self.running[index]
+    /// Sequences that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
-    /// A running sequence, to be advanced.
-    pub fn running_mut(&mut self, index: usize) -> &mut Sequence {
-        &mut self.running[index]
+    /// Sequences that run, in the order of their pieces.
+    pub fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    /// The same, to be advanced.
+    pub fn running_mut(&mut self) -> &mut [Sequence] {
+        &mut self.running
     }
 
     /// Plans a step: first the running sequences in order, then waiting ones while
@@ -62,54 +80,82 @@ impl Scheduler {
         let mut pieces = Vec::new();
         let mut budget = self.token_budget;
         let mut preempted = false;
-        let mut index = 0;
-        while index < self.running.len() && budget > 0 {
-            let sequence = &mut self.running[index];
+        // Only the youngest can have more than one token to compute: a prompt that does not
+        // end within a step leaves no budget for a younger one. So every sequence gets a piece.
+        while pieces.len() < self.running.len() {
+            let sequence = &mut self.running[pieces.len()];
             let len = sequence.work().min(budget);
             if !self.pool.grow(&mut sequence.blocks, sequence.computed + len) {
                 self.preempt_youngest();
                 preempted = true;
                 continue;
             }
-            pieces.push(Piece { index, len, completes: len == sequence.work() });
+            pieces.push(plan(&mut self.pool, sequence, len));
             budget -= len;
-            index += 1;
         }
         while !preempted && budget > 0 && self.running.len() < self.max_running {
-            let Some(sequence) = self.waiting.front_mut() else { break };
-            let (mut blocks, seal) = self.pool.lookup_prefix(&sequence.tokens);
-            let cached = blocks.len() * BLOCK_SIZE;
-            // Room for all its known tokens and the next one: to admit it for less would
-            // only have it preempted a few steps later.
-            let needed = (sequence.tokens.len() + 1).div_ceil(BLOCK_SIZE) - blocks.len();
-            let len = (sequence.tokens.len() - cached).min(budget);
-            if needed > self.pool.free() && !self.running.is_empty() || !self.pool.grow(&mut blocks, cached + len) {
-                self.pool.release(&mut blocks);
-                break;
-            }
-            let mut sequence = self.waiting.pop_front().expect("looked at above");
-            sequence.sealed = (cached / BLOCK_SIZE, seal);
-            sequence.computed = cached;
-            sequence.blocks = blocks;
-            sequence.note_cached(cached);
-            pieces.push(Piece { index: self.running.len(), len, completes: len == sequence.work() });
+            let Some(len) = self.admit(budget) else { break };
+            let sequence = self.running.last_mut().expect("just admitted");
+            pieces.push(plan(&mut self.pool, sequence, len));
             budget -= len;
-            self.running.push(sequence);
         }
+        self.draft(&mut pieces, budget);
         pieces
     }
 
-    /// Notes that a piece's K/V is in the cache, and seals the blocks that it filled.
-    pub fn computed(&mut self, piece: Piece) {
-        let sequence = &mut self.running[piece.index];
-        sequence.computed += piece.len;
-        let (mut count, mut seal) = sequence.sealed;
-        while (count + 1) * BLOCK_SIZE <= sequence.computed {
-            let tokens = &sequence.tokens[count * BLOCK_SIZE..(count + 1) * BLOCK_SIZE];
-            seal = self.pool.seal(sequence.blocks[count], seal, tokens);
-            count += 1;
+    /// Moves the first waiting sequence among the running ones, if its blocks can be had,
+    /// and returns how many of its tokens are computed in this step.
+    fn admit(&mut self, budget: usize) -> Option<usize> {
+        let sequence = self.waiting.front_mut()?;
+        let (mut blocks, seal) = self.pool.lookup_prefix(&sequence.tokens);
+        let cached = blocks.len() * BLOCK_SIZE;
+        // Room for all its known tokens and the next one: to admit it for less would
+        // only have it preempted a few steps later.
+        let needed = (sequence.tokens.len() + 1).div_ceil(BLOCK_SIZE) - blocks.len();
+        let len = (sequence.tokens.len() - cached).min(budget);
+        if needed > self.pool.free() && !self.running.is_empty() || !self.pool.grow(&mut blocks, cached + len) {
+            self.pool.release(&mut blocks);
+            return None;
         }
-        sequence.sealed = (count, seal);
+        let mut sequence = self.waiting.pop_front().expect("looked at above");
+        sequence.sealed = (cached / BLOCK_SIZE, seal);
+        sequence.computed = cached;
+        sequence.blocks = blocks;
+        sequence.note_cached(cached);
+        self.running.push(sequence);
+        Some(len)
+    }
+
+    /// Fills a small step up with drafted tokens, as many for each sequence as for any other
+    /// that has so many. They never take another's place: neither its blocks nor its budget.
+    fn draft(&mut self, pieces: &mut [Piece], budget: usize) {
+        let rows: usize = pieces.iter().map(|piece| piece.len).sum();
+        let mut spare = self.draft_rows.saturating_sub(rows).min(budget);
+        let mut left = pieces.iter().filter(|piece| piece.completes).count();
+        for (piece, sequence) in pieces.iter_mut().zip(&mut self.running).filter(|(piece, _)| piece.completes) {
+            let drafted = sequence.propose(spare / left);
+            if self.pool.grow(&mut sequence.blocks, sequence.tokens.len() + drafted) {
+                piece.draft = drafted;
+                spare -= drafted;
+            } else {
+                sequence.draft.clear();
+            }
+            left -= 1;
+        }
+    }
+
+    /// Notes that a step's keys and values are in the cache, those of its drafts aside.
+    pub fn computed(&mut self, pieces: &[Piece]) {
+        for (piece, sequence) in pieces.iter().zip(&mut self.running) {
+            sequence.computed += piece.len;
+        }
+    }
+
+    /// Gives back blocks that hold nothing but drafted tokens that were not drawn.
+    pub fn trim(&mut self) {
+        for sequence in &mut self.running {
+            self.pool.release_after(&mut sequence.blocks, sequence.computed.div_ceil(BLOCK_SIZE));
+        }
     }
 
     /// Takes a sequence out; its blocks are free for others, its past can be found again.
@@ -120,16 +166,29 @@ impl Scheduler {
         sequence
     }
 
-    /// Takes everything out, to be failed.
+    /// Takes everything out, to be failed, and forgets what the cache holds: after a step that
+    /// failed, nobody knows.
     pub fn drain(&mut self) -> Vec<Sequence> {
         let mut all: Vec<Sequence> = self.running.drain(..).chain(self.waiting.drain(..)).collect();
         all.iter_mut().for_each(|sequence| self.pool.release(&mut sequence.blocks));
+        self.pool.forget();
         all
     }
 
     /// Blocks that no sequence uses, and blocks in all.
     pub fn free_blocks(&self) -> (usize, usize) {
         (self.pool.free(), self.pool.len())
+    }
+
+    /// Checks that the pool counts what the running sequences hold, and that they hold what they need.
+    #[cfg(test)]
+    pub fn check(&self) {
+        self.pool.check(self.running.iter().map(|sequence| &sequence.blocks[..]));
+        for sequence in &self.running {
+            assert_eq!(sequence.blocks.len(), sequence.computed.div_ceil(BLOCK_SIZE));
+        }
+        let order: Vec<u64> = self.running.iter().chain(&self.waiting).map(Sequence::seed).collect();
+        assert!(order.is_sorted(), "nobody is overtaken: {order:?}");
     }
 
     fn preempt_youngest(&mut self) {
@@ -147,4 +206,18 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// The piece of `len` tokens with which `sequence` goes on. The blocks that it fills are sealed
+/// before they are computed: a step writes the keys and values of all its rows before it reads
+/// any, so that a sequence admitted after this one shares them within the same step.
+fn plan(pool: &mut BlockPool, sequence: &mut Sequence, len: usize) -> Piece {
+    let (mut count, mut seal) = sequence.sealed;
+    while (count + 1) * BLOCK_SIZE <= sequence.computed + len {
+        let tokens = &sequence.tokens[count * BLOCK_SIZE..(count + 1) * BLOCK_SIZE];
+        seal = pool.seal(sequence.blocks[count], seal, tokens);
+        count += 1;
+    }
+    sequence.sealed = (count, seal);
+    Piece { len, completes: len == sequence.work(), draft: 0 }
 }

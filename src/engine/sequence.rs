@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 use weaklink_models::text::TextStream;
 
 use super::block_pool::Seal;
+use super::draft;
 use crate::generate::{Completion, Finish, GenerateError, Sampling};
 
 /// What is fixed when a sequence is submitted.
@@ -41,6 +42,12 @@ pub struct Sequence {
     pub blocks: Vec<u32>,
     /// Blocks at the table's start that are sealed, and the seal of the last.
     pub sealed: (usize, Seal),
+    /// Tokens guessed to come next, computed in the step that is planned.
+    pub draft: Vec<u32>,
+    /// Tokens that the next draft may have.
+    reach: usize,
+    drafted: usize,
+    accepted: usize,
     prompt_len: usize,
     cached: Option<usize>,
     task: Task,
@@ -60,6 +67,10 @@ impl Sequence {
             computed: 0,
             blocks: Vec::new(),
             sealed: (0, Seal::ROOT),
+            draft: Vec::new(),
+            reach: draft::FIRST,
+            drafted: 0,
+            accepted: 0,
             cached: None,
             task,
             caller,
@@ -78,9 +89,56 @@ impl Sequence {
         self.caller.reply.is_closed()
     }
 
+    /// Root of its draws.
+    #[cfg(test)]
+    pub fn seed(&self) -> u64 {
+        self.task.seed
+    }
+
     /// Notes how much of the prompt was found in the cache; the first admission counts.
     pub fn note_cached(&mut self, tokens: usize) {
         self.cached.get_or_insert(tokens.min(self.prompt_len));
+    }
+
+    /// Guesses the tokens that come after the known ones, at most `room`; returns how many. What is
+    /// drawn with them computed never goes beyond the token limit.
+    pub fn propose(&mut self, room: usize) -> usize {
+        let generated = self.tokens.len() - self.prompt_len;
+        let room = room.min(self.reach).min(self.task.max_tokens - generated - 1);
+        self.draft = draft::continuation(&self.tokens, room);
+        self.draft.len()
+    }
+
+    /// Tokens that were guessed, and how many of them were drawn.
+    pub fn drafts(&self) -> (usize, usize) {
+        (self.drafted, self.accepted)
+    }
+
+    /// Draws from the logits after the last known token and after each drafted one, for as long as
+    /// the draws are the drafted tokens: just the draws that steps of one token would make. `Some`
+    /// if the sequence ends with one of them.
+    pub fn advance(&mut self, logits: &[Vec<f32>], stop_ids: &[u32]) -> Result<Option<Finish>, GenerateError> {
+        let draft = std::mem::take(&mut self.draft);
+        let accepted = self.accepted;
+        self.drafted += draft.len();
+        for (row, drafted) in logits.iter().zip(draft.iter().map(Some).chain([None])) {
+            let id = self.draw(row)?;
+            let finish = self.push(id, stop_ids);
+            if drafted == Some(&id) {
+                self.accepted += 1;
+            }
+            if finish.is_some() {
+                return Ok(finish);
+            }
+            if drafted != Some(&id) {
+                break;
+            }
+            self.computed += 1;
+        }
+        if !draft.is_empty() {
+            self.reach = draft::next_reach(self.reach, draft.len(), self.accepted - accepted);
+        }
+        Ok(None)
     }
 
     /// Draws the next token from the logits of the last one.
@@ -114,6 +172,8 @@ impl Sequence {
             prompt_tokens: self.prompt_len,
             cached_tokens: self.cached.unwrap_or(0),
             generated_tokens: generated.len(),
+            drafted_tokens: self.drafted,
+            accepted_tokens: self.accepted,
             seconds: self.submitted.elapsed().as_secs_f64(),
         };
         // The caller may have gone: then there is nobody to tell.

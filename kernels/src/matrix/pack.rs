@@ -63,6 +63,15 @@ fn sizes(layout: Layout, block_len: usize, cols: usize) -> Sizes {
     }
 }
 
+/// Bytes of one panel of 16 outputs.
+pub(super) fn panel_bytes(format: Format, cols: usize) -> usize {
+    let Some(layout) = format.layout() else { return cols.saturating_mul(LANES * format.block_bytes()) };
+    let size = sizes(layout, format.block_len(), cols);
+    size.planes * size_of::<Bytes>()
+        + (size.d + size.m) * size_of::<Halves>()
+        + (size.sub + size.sub_min) * size_of::<[i8; LANES]>()
+}
+
 fn quant(format: Format, layout: Layout, rows: usize, cols: usize, bytes: &[u8]) -> Quant {
     let panels = rows.div_ceil(LANES);
     let size = sizes(layout, format.block_len(), cols);

@@ -38,6 +38,16 @@ pub enum CorpusSource {
     },
 }
 
+impl CorpusSource {
+    /// The seed that generated it; of a file, the run's own.
+    pub(super) fn seed_or(&self, own: u64) -> u64 {
+        match self {
+            CorpusSource::Generated { seed } => *seed,
+            CorpusSource::File { .. } => own,
+        }
+    }
+}
+
 /// One format of the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,10 +126,7 @@ impl RelayPlan {
 
     /// The seed that exemplars keep away from: the corpus's own, or the run's.
     pub fn corpus_seed(&self) -> u64 {
-        match self.corpus {
-            CorpusSource::Generated { seed } => seed,
-            CorpusSource::File { .. } => self.seed,
-        }
+        self.corpus.seed_or(self.seed)
     }
 
     /// Every setting in which `now` differs from this stored plan, one line each:

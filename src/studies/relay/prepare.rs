@@ -124,6 +124,23 @@ fn items_sha256(items: &[Item]) -> String {
 }
 
 impl Draft {
+    /// Chains of the run.
+    pub fn chains(&self) -> usize {
+        self.items.len() * self.formats.len() * self.settings.replicates as usize
+    }
+
+    /// Tokens that the longest hop may take, as [`Relay::tokens_needed`], before there is a model that answers.
+    /// `shots` is what its card asks for.
+    ///
+    /// # Errors
+    /// When a prompt cannot be made into tokens.
+    pub fn tokens_needed(&self, shots: u8, count_tokens: &CountTokens) -> anyhow::Result<usize> {
+        let Settings { max_tokens, hops, seed, .. } = self.settings;
+        let shot = (self.settings.shots.unwrap_or(shots) > 0).then(|| self.corpus.seed_or(seed));
+        let conversation = |format: &Format, item: &Item, message: &str| conversation(shot, format, item, message);
+        tokens_needed(&self.formats, &self.items, (hops, max_tokens), conversation, count_tokens)
+    }
+
     /// Fills in what the model decides: the plan is then whole.
     pub fn plan(self, model: &Model) -> Relay {
         let Draft { settings, formats, items, corpus } = self;
@@ -155,7 +172,7 @@ impl Draft {
 
 fn planned_formats(plan: &RelayPlan, formats: &[Format], items: &[Item]) -> Vec<PlannedFormat> {
     let planned = |format: &Format| {
-        let prompts: Vec<_> = items.iter().map(|item| conversation(plan, format, item, "")).collect();
+        let prompts: Vec<_> = items.iter().map(|item| conversation(shot_seed(plan), format, item, "")).collect();
         let text = serde_json::to_vec(&prompts).expect("messages are strings");
         PlannedFormat { format: format.clone(), prompt_sha256: sha256_hex(&text) }
     };
@@ -164,9 +181,34 @@ fn planned_formats(plan: &RelayPlan, formats: &[Format], items: &[Item]) -> Vec<
 
 /// What a hop is shown: with one shot, an item that shares nothing with the corpus
 /// and its faithful handoff stand before the message, the same at every hop.
-fn conversation(plan: &RelayPlan, format: &Format, item: &Item, message: &str) -> Vec<Message> {
-    let exemplar = (plan.shots > 0).then(|| corpus::exemplar(plan.corpus_seed(), item));
+fn conversation(shot_seed: Option<u64>, format: &Format, item: &Item, message: &str) -> Vec<Message> {
+    let exemplar = shot_seed.map(|seed| corpus::exemplar(seed, item));
     format.hop_messages(exemplar.as_ref(), message)
+}
+
+/// Root of the exemplar, where there is one.
+fn shot_seed(plan: &RelayPlan) -> Option<u64> {
+    (plan.shots > 0).then(|| plan.corpus_seed())
+}
+
+/// See [`Relay::tokens_needed`]; `limits` are hops and tokens of a message.
+fn tokens_needed(
+    formats: &[Format],
+    items: &[Item],
+    (hops, max_tokens): (u32, usize),
+    conversation: impl Fn(&Format, &Item, &str) -> Vec<Message>,
+    count_tokens: &CountTokens,
+) -> anyhow::Result<usize> {
+    let mut longest = 0;
+    for format in formats {
+        for item in items {
+            let first = count_tokens(&conversation(format, item, &item.brief))?;
+            let later =
+                if hops > 1 { count_tokens(&conversation(format, item, ""))?.saturating_add(max_tokens) } else { 0 };
+            longest = longest.max(first).max(later);
+        }
+    }
+    Ok(longest.saturating_add(max_tokens))
 }
 
 /// A model that answers, and what a plan records of it.
@@ -244,6 +286,16 @@ impl Relay {
         bail!("the plan has changed, so the run cannot go on: {}", differences.join("; "))
     }
 
+    /// Tokens that the longest hop may take, prompt and answer together, with messages as long as the limit allows.
+    ///
+    /// # Errors
+    /// When a prompt cannot be made into tokens.
+    pub fn tokens_needed(&self, count_tokens: &CountTokens) -> anyhow::Result<usize> {
+        let conversation = |format: &Format, item: &Item, message: &str| self.conversation(format, item, message);
+        let limits = (self.plan.hops, self.plan.max_tokens);
+        tokens_needed(&self.formats, &self.items, limits, conversation, count_tokens)
+    }
+
     /// Refuses a run whose prompts cannot fit the model's context, as far as that
     /// can be known before any message is made: at hop 1, and at later hops for a
     /// message as long as the limit allows.
@@ -279,7 +331,7 @@ impl Relay {
 
     /// What a hop that reads `message` is shown.
     pub(super) fn conversation(&self, format: &Format, item: &Item, message: &str) -> Vec<Message> {
-        conversation(&self.plan, format, item, message)
+        conversation(shot_seed(&self.plan), format, item, message)
     }
 
     /// Every chain, in the order of the plan.
