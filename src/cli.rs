@@ -12,6 +12,7 @@ mod logprobs;
 mod model;
 mod models;
 mod output;
+mod perplexity;
 mod pull;
 mod relay;
 mod resume;
@@ -36,6 +37,7 @@ enum Command {
     Generate(generate::GenerateArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logprobs(logprobs::LogprobsArgs),
+    Perplexity(perplexity::PerplexityArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -84,6 +86,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logprobs(args) => logprobs::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

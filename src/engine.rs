@@ -24,7 +24,7 @@ use weaklink_models::text::{ChatMessage, Text};
 use crate::generate::{Completion, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
 use scheduler::{Piece, Scheduler};
-use sequence::{Caller, Sequence, Task};
+use sequence::{Caller, Reading, Reply, Sequence, Task};
 
 /// Limits of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -98,11 +98,16 @@ impl EngineHandle {
                 what: "the prompt is empty; a model needs at least one token".into(),
             });
         }
-        let vocab = self.text.vocab_size();
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
-            return Err(GenerateError::Invalid { what: format!("token id {id} in a vocabulary of {vocab}") });
-        }
+        self.check_ids(&ids)?;
         Ok(ids)
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), GenerateError> {
+        let vocab = self.text.vocab_size();
+        match ids.iter().find(|&&id| id as usize >= vocab) {
+            Some(id) => Err(GenerateError::Invalid { what: format!("token id {id} in a vocabulary of {vocab}") }),
+            None => Ok(()),
+        }
     }
 
     /// Tokens that one sequence may have, prompt and answer together.
@@ -136,13 +141,21 @@ impl EngineHandle {
                 context: self.context,
             });
         }
-        let Request { max_tokens, sampling, seed, stop, .. } = request;
+        let Request { max_tokens, sampling, seed, stop, logprobs, .. } = request;
         let (reply, answer) = oneshot::channel();
-        let task = Task { prompt, max_tokens, sampling, seed, stop };
-        let gone = || GenerateError::Backend { what: "the engine's thread has ended".into() };
-        self.submissions.send(Sequence::new(task, Caller { reply, stream }, self.text.stream())).map_err(|_| gone())?;
+        let task = Task { prompt, max_tokens, sampling, seed, stop, logprobs };
+        let caller = Caller { reply: Reply::Completion(reply), stream };
+        self.send(Sequence::new(task, caller, self.text.stream()))?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
+
+    fn send(&self, sequence: Sequence) -> Result<(), GenerateError> {
+        self.submissions.send(sequence).map_err(|_| gone())
+    }
+}
+
+fn gone() -> GenerateError {
+    GenerateError::Backend { what: "the engine's thread has ended".into() }
 }
 
 /// What the engine's thread owns.
@@ -186,16 +199,21 @@ impl Engine {
                 return;
             }
         };
-        let completed: Vec<Piece> = pieces.iter().copied().filter(|piece| piece.completes).collect();
+        let mut logits = logits.into_iter();
+        let mut rows_of = |piece: Piece| {
+            let count = self.scheduler.running(piece.index).wanted_rows(piece.len);
+            (piece, logits.by_ref().take(count).collect::<Vec<_>>())
+        };
+        let wanted: Vec<_> = pieces.iter().map(|&p| rows_of(p)).filter(|(_, rows)| !rows.is_empty()).collect();
         pieces.into_iter().for_each(|piece| self.scheduler.computed(piece));
         // A draw reads the whole vocabulary: at full batches that is worth all threads.
         let scheduler = &self.scheduler;
-        let drawn: Vec<Result<u32, GenerateError>> =
-            completed.par_iter().zip(&logits).map(|(piece, row)| scheduler.running(piece.index).draw(row)).collect();
+        let readings: Vec<Result<Reading, GenerateError>> =
+            wanted.par_iter().map(|(piece, rows)| scheduler.running(piece.index).read(rows)).collect();
         // From the last, since those after a removed one move up.
-        for (piece, drawn) in completed.into_iter().zip(drawn).rev() {
+        for ((piece, _), reading) in wanted.into_iter().zip(readings).rev() {
             let sequence = self.scheduler.running_mut(piece.index);
-            match drawn.map(|id| sequence.push(id, &self.stop_ids)) {
+            match reading.map(|reading| sequence.take_in(reading, &self.stop_ids)) {
                 Ok(None) => {}
                 Ok(Some(finish)) => self.scheduler.remove(piece.index).finish(finish, &self.stop_ids),
                 Err(error) => self.scheduler.remove(piece.index).fail(error),
@@ -203,13 +221,13 @@ impl Engine {
         }
     }
 
-    /// Runs the batch of a step; one row of logits for every piece that completes.
+    /// Runs the batch of a step; the rows of logits that its pieces want.
     fn compute(&mut self, pieces: &[Piece]) -> anyhow::Result<Vec<Vec<f32>>> {
         let mut batch = Batch::default();
         for piece in pieces {
             let sequence = self.scheduler.running(piece.index);
             let tokens = &sequence.tokens[sequence.computed..sequence.computed + piece.len];
-            let logits = if piece.completes { Logits::Last } else { Logits::None };
+            let logits = Logits::Tail(sequence.wanted_rows(piece.len));
             batch.push(tokens, sequence.computed, &sequence.blocks, BLOCK_SIZE, logits);
         }
         Ok(self.decoder.forward(&batch, &mut self.cache)?)

@@ -1,9 +1,8 @@
 //! Tokens and logits against references made elsewhere (`tests/golden`).
 
-use weaklink::engine::score::Scorer;
 use weaklink_kernels::Isa;
 
-use crate::support::{golden, golden_json, in_f32, open, open_path};
+use crate::support::{Scorer, golden, golden_json, in_f32, open, open_path};
 
 /// Token ids of both ways to read a text, against the tokenizers' own libraries.
 fn tokens_agree(model: &str) {

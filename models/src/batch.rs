@@ -57,6 +57,7 @@ impl Batch {
         match logits {
             Logits::None => {}
             Logits::Last => self.logit_rows.push(end as u32 - 1),
+            Logits::Tail(count) => self.logit_rows.extend((end - count) as u32..end as u32),
             Logits::All => self.logit_rows.extend(start as u32..end as u32),
         }
     }
@@ -114,6 +115,8 @@ pub enum Logits {
     None,
     /// The last one, to draw the next token.
     Last,
+    /// So many at the end, at most all.
+    Tail(usize),
     /// All, to score a given text.
     All,
 }

@@ -68,7 +68,8 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         let system = args.system.map(|text| Message::new(Role::System, text));
         Prompt::Messages(system.into_iter().chain([Message::new(Role::User, args.prompt)]).collect())
     };
-    let request = Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed };
+    let request =
+        Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed, logprobs: None };
     let options = LoadOptions { batch: 1, threads: model::threads(&args.model)?, context: None };
     let loaded = model.start(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use weaklink_models::kv::BLOCK_SIZE;
 
 use super::block_pool::{BlockPool, Seal};
+use super::score::ROWS_A_STEP;
 use super::sequence::Sequence;
 
 /// Part of a step: the next `len` tokens of the running sequence at `index`.
@@ -61,15 +62,23 @@ impl Scheduler {
         self.drop_abandoned();
         let mut pieces = Vec::new();
         let mut budget = self.token_budget;
+        let mut rows = ROWS_A_STEP;
         let mut preempted = false;
         let mut index = 0;
         while index < self.running.len() && budget > 0 {
             let sequence = &mut self.running[index];
-            let len = sequence.work().min(budget);
+            let len = sequence.affordable(sequence.work().min(budget), rows);
+            if len == 0 {
+                index += 1;
+                continue;
+            }
             if !self.pool.grow(&mut sequence.blocks, sequence.computed + len) {
                 self.preempt_youngest();
                 preempted = true;
                 continue;
+            }
+            if sequence.is_scored() {
+                rows -= sequence.wanted_rows(len);
             }
             pieces.push(Piece { index, len, completes: len == sequence.work() });
             budget -= len;
@@ -77,21 +86,28 @@ impl Scheduler {
         }
         while !preempted && budget > 0 && self.running.len() < self.max_running {
             let Some(sequence) = self.waiting.front_mut() else { break };
-            let (mut blocks, seal) = self.pool.lookup_prefix(&sequence.tokens);
+            let (mut blocks, seal) = self.pool.lookup_prefix(sequence.findable());
             let cached = blocks.len() * BLOCK_SIZE;
             // Room for all its known tokens and the next one: to admit it for less would
             // only have it preempted a few steps later.
             let needed = (sequence.tokens.len() + 1).div_ceil(BLOCK_SIZE) - blocks.len();
-            let len = (sequence.tokens.len() - cached).min(budget);
-            if needed > self.pool.free() && !self.running.is_empty() || !self.pool.grow(&mut blocks, cached + len) {
+            sequence.computed = cached;
+            let len = sequence.affordable(sequence.work().min(budget), rows);
+            if len == 0
+                || needed > self.pool.free() && !self.running.is_empty()
+                || !self.pool.grow(&mut blocks, cached + len)
+            {
+                sequence.computed = 0;
                 self.pool.release(&mut blocks);
                 break;
             }
             let mut sequence = self.waiting.pop_front().expect("looked at above");
             sequence.sealed = (cached / BLOCK_SIZE, seal);
-            sequence.computed = cached;
             sequence.blocks = blocks;
             sequence.note_cached(cached);
+            if sequence.is_scored() {
+                rows -= sequence.wanted_rows(len);
+            }
             pieces.push(Piece { index: self.running.len(), len, completes: len == sequence.work() });
             budget -= len;
             self.running.push(sequence);
