@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+mod batch;
 mod doctor;
 mod generate;
-mod lines;
+pub(crate) mod lines;
 mod logprobs;
 mod model;
 mod models;
@@ -30,6 +31,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Relay(relay::RelayArgs),
+    Batch(batch::BatchArgs),
     Resume(resume::ResumeArgs),
     Show(show::ShowArgs),
     Models(models::ModelsArgs),
@@ -79,6 +81,7 @@ pub fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Relay(args) => relay::run(args),
+        Command::Batch(args) => batch::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Show(args) => show::run(args),
         Command::Models(args) => models::run(args),

@@ -6,6 +6,7 @@
 //! every hop the moment it is done; [`score`] and [`stats`] read the store.
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod cli;
 pub mod engine;
 pub mod generate;
