@@ -11,7 +11,7 @@ use anyhow::{bail, ensure};
 use crate::engine::EngineHandle;
 use crate::in_order::InOrder;
 
-/// The smallest chunk: two tokens given, one scored, and one to spare.
+/// The smallest chunk: three tokens given and one scored.
 pub const MIN_CHUNK: usize = 4;
 
 /// Running sums over the scored tokens.
@@ -119,7 +119,7 @@ mod tests {
     fn the_sums_give_mean_and_error() {
         let mut sums = Sums::default();
         assert_eq!((sums.perplexity(), sums.error()), (None, None));
-        [-1.0, -2.0, -4.5].map(|logprob| sums.add(logprob));
+        [-1.0, -2.0, -4.5].into_iter().for_each(|logprob| sums.add(logprob));
         // numpy: x = [1, 2, 4.5]; exp(mean), and std(x) / sqrt(2) · exp(mean)
         assert!((sums.perplexity().unwrap() - 12.182_493_960_703_473).abs() < 1e-12);
         assert!((sums.error().unwrap() - 12.182_493_960_703_473 * 1.471_960_144_387_974_3 / 2f64.sqrt()).abs() < 1e-9);

@@ -246,7 +246,9 @@ fn what_does_not_belong_together_is_refused_before_any_work() {
     let done = fs::read(dir.path().join("out.jsonl")).expect("results");
     let changed = chat("item-2", json!({"max_tokens": 11}));
     let foreign = b"{\"custom_id\":\"item-0\",\"note\":\"mine\"}";
-    let cases: [(Vec<String>, &[u8], &[&str], &str); 7] = [
+    /// Requests, what the output holds, more arguments, part of the error.
+    type Case<'a> = (Vec<String>, &'a [u8], &'a [&'a str], &'a str);
+    let cases: [Case<'_>; 7] = [
         (vec![a(0), a(1), changed, a(3)], &done, &[], "\"item-2\" has changed"),
         (lines[..3].to_vec(), &done, &[], "\"item-3\" is not in in.jsonl"),
         (lines.clone(), &done, &["--context", "200"], "made by another model"),
