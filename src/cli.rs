@@ -5,13 +5,15 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+mod batch;
 mod doctor;
 mod generate;
-mod lines;
+pub(crate) mod lines;
 mod logprobs;
 mod model;
 mod models;
 mod output;
+mod perplexity;
 mod pull;
 mod relay;
 mod resume;
@@ -29,6 +31,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Relay(relay::RelayArgs),
+    Batch(batch::BatchArgs),
     Resume(resume::ResumeArgs),
     Show(show::ShowArgs),
     Models(models::ModelsArgs),
@@ -36,6 +39,7 @@ enum Command {
     Generate(generate::GenerateArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logprobs(logprobs::LogprobsArgs),
+    Perplexity(perplexity::PerplexityArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -77,6 +81,7 @@ pub fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Relay(args) => relay::run(args),
+        Command::Batch(args) => batch::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Show(args) => show::run(args),
         Command::Models(args) => models::run(args),
@@ -84,6 +89,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logprobs(args) => logprobs::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

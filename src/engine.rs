@@ -27,7 +27,7 @@ use weaklink_models::text::{ChatMessage, Text};
 use crate::generate::{Completion, Finish, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
 use scheduler::{Piece, Scheduler};
-use sequence::{Caller, Sequence, Task};
+use sequence::{Caller, Reply, Sequence, Task};
 use usage::Shared;
 
 pub use usage::Usage;
@@ -109,11 +109,16 @@ impl EngineHandle {
                 what: "the prompt is empty; a model needs at least one token".into(),
             });
         }
-        let vocab = self.text.vocab_size();
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
-            return Err(GenerateError::Invalid { what: format!("token id {id} in a vocabulary of {vocab}") });
-        }
+        self.check_ids(&ids)?;
         Ok(ids)
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), GenerateError> {
+        let vocab = self.text.vocab_size();
+        match ids.iter().find(|&&id| id as usize >= vocab) {
+            Some(id) => Err(GenerateError::Invalid { what: format!("token id {id} in a vocabulary of {vocab}") }),
+            None => Ok(()),
+        }
     }
 
     /// Tokens that one sequence may have, prompt and answer together.
@@ -152,15 +157,21 @@ impl EngineHandle {
                 context: self.context,
             });
         }
-        let Request { max_tokens, sampling, seed, stop, .. } = request;
+        let Request { max_tokens, sampling, seed, stop, logprobs, .. } = request;
         let (reply, answer) = oneshot::channel();
-        let task = Task { prompt, max_tokens, sampling, seed, stop };
-        let gone = || {
-            let why = self.shared.ended.get().map_or("", String::as_str);
-            GenerateError::Backend { what: format!("the engine's thread has ended: {why}") }
-        };
-        self.submissions.send(Sequence::new(task, Caller { reply, stream }, self.text.stream())).map_err(|_| gone())?;
-        answer.await.unwrap_or_else(|_| Err(gone()))
+        let task = Task { prompt, max_tokens, sampling, seed, stop, logprobs };
+        let caller = Caller { reply: Reply::Completion(reply), stream };
+        self.send(Sequence::new(task, caller, self.text.stream()))?;
+        answer.await.unwrap_or_else(|_| Err(self.gone()))
+    }
+
+    fn send(&self, sequence: Sequence) -> Result<(), GenerateError> {
+        self.submissions.send(sequence).map_err(|_| self.gone())
+    }
+
+    fn gone(&self) -> GenerateError {
+        let why = self.shared.ended.get().map_or("", String::as_str);
+        GenerateError::Backend { what: format!("the engine's thread has ended: {why}") }
     }
 }
 
@@ -232,12 +243,12 @@ impl Engine {
             }
         };
         self.scheduler.computed(&pieces);
-        let rows: Vec<Vec<Vec<f32>>> =
-            pieces.iter().map(|piece| logits.by_ref().take(piece.logit_rows()).collect()).collect();
+        let mut rows: Vec<Vec<Vec<f32>>> =
+            pieces.iter().map(|piece| logits.by_ref().take(piece.logit_rows).collect()).collect();
         // A draw reads the whole vocabulary: at full batches that is worth all threads.
         let (running, stop_ids) = (self.scheduler.running_mut(), &self.stop_ids);
         let advanced: Vec<Result<Option<Finish>, GenerateError>> =
-            running.par_iter_mut().zip(&rows).map(|(sequence, rows)| sequence.advance(rows, stop_ids)).collect();
+            running.par_iter_mut().zip(&mut rows).map(|(sequence, rows)| sequence.advance(rows, stop_ids)).collect();
         let mut ended: Vec<Ended> = Vec::new();
         // From the last, since those after a removed one move up.
         for (index, result) in advanced.into_iter().enumerate().rev() {
@@ -259,10 +270,11 @@ impl Engine {
     /// The batch of a step: of each piece its known tokens, then its drafted ones.
     fn batch(&self, pieces: &[Piece]) -> Batch {
         let mut batch = Batch::default();
-        for (piece, sequence) in pieces.iter().zip(self.scheduler.running()) {
+        let pieces = pieces.iter().zip(self.scheduler.running()).filter(|(piece, _)| piece.len > 0);
+        for (piece, sequence) in pieces {
             let mut tokens = sequence.tokens[sequence.computed..sequence.computed + piece.len].to_vec();
             tokens.extend_from_slice(&sequence.draft);
-            batch.push(&tokens, sequence.computed, &sequence.blocks, BLOCK_SIZE, Logits::Tail(piece.logit_rows()));
+            batch.push(&tokens, sequence.computed, &sequence.blocks, BLOCK_SIZE, Logits::Tail(piece.logit_rows));
         }
         batch
     }

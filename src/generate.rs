@@ -87,6 +87,28 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Root of every draw: the draw of output token `i` depends on (seed, i) alone.
     pub seed: u64,
+    /// Report the log-probability of every drawn token, and of so many of the likeliest; `None` reports nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<usize>,
+}
+
+impl Request {
+    /// A request for the likeliest tokens: greedy, no stop strings, seed 0, nothing reported.
+    pub fn new(prompt: Prompt, max_tokens: usize) -> Self {
+        Self { prompt, max_tokens, sampling: Sampling::GREEDY, stop: Vec::new(), seed: 0, logprobs: None }
+    }
+}
+
+/// What the model thought of one token: natural logarithms of probabilities, from its logits as they are,
+/// before temperature and filters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// The token that was drawn.
+    pub id: u32,
+    /// Its log-probability.
+    pub logprob: f64,
+    /// The likeliest tokens in its place, likeliest first.
+    pub top: Vec<(u32, f64)>,
 }
 
 /// Why a completion ended.
@@ -110,6 +132,9 @@ pub struct Completion {
     pub finish: Finish,
     /// The limit fell inside a character, whose bytes are left out of `text`.
     pub cut_in_char: bool,
+    /// One entry for each of `token_ids`, where the request asked for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<TokenLogprob>>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Of these, tokens whose keys and values were found in the cache.

@@ -116,6 +116,7 @@ fn request(system: &str, user: &str, seed: u64) -> Request {
         sampling: Sampling { temperature: 0.7, top_k: None, top_p: None },
         stop: Vec::new(),
         seed,
+        logprobs: None,
     }
 }
 

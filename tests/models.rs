@@ -1,11 +1,10 @@
 //! Tokens and logits against references made elsewhere (`tests/golden`).
 
 use weaklink::engine::load::LoadOptions;
-use weaklink::engine::score::Scorer;
 use weaklink_kernels::Isa;
 use weaklink_models::kv::{BLOCK_SIZE, KvCache};
 
-use crate::support::{MODELS, golden, golden_json, in_f32, loaded, open, open_path};
+use crate::support::{MODELS, Scorer, golden, golden_json, in_f32, loaded, open, open_path};
 
 /// Token ids of both ways to read a text, against the tokenizers' own libraries.
 fn tokens_agree(model: &str) {

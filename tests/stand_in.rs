@@ -31,6 +31,7 @@ pub fn forgetful(request: &Request) -> Result<Completion, GenerateError> {
         token_ids: Vec::new(),
         finish: if hash[4] < 64 { Finish::Length } else { Finish::Stop },
         cut_in_char: false,
+        logprobs: None,
         prompt_tokens: text.split_whitespace().count(),
         cached_tokens: 3,
         generated_tokens: kept.len(),

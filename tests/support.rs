@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::Value as Json;
 use weaklink::engine::load::OpenModel;
+use weaklink::engine::score::TextScore;
 use weaklink::engine::{EngineHandle, EngineLimits};
 use weaklink_kernels::Format;
 use weaklink_models::decoder::Decoder;
@@ -103,6 +104,21 @@ pub fn loaded(name: &str) -> (Arc<Decoder>, Arc<Text>) {
 pub fn engine(name: &str, limits: EngineLimits, threads: usize) -> EngineHandle {
     let (decoder, text) = loaded(name);
     EngineHandle::start(decoder, text, limits, threads).expect("the engine starts")
+}
+
+/// Scores one text at a time.
+pub struct Scorer(EngineHandle);
+
+impl Scorer {
+    pub fn new(model: &OpenModel, threads: usize) -> anyhow::Result<Self> {
+        let decoder = Arc::new(model.load_decoder()?);
+        let limits = EngineLimits { batch: 1, step_tokens: 512, blocks: 128, context: 2048 };
+        Ok(Self(EngineHandle::start(decoder, model.text.clone(), limits, threads)?))
+    }
+
+    pub fn score(&mut self, ids: &[u32]) -> anyhow::Result<TextScore> {
+        Ok(block_on(self.0.score_text(ids, 10))?)
+    }
 }
 
 /// Runs a future to its end.

@@ -57,8 +57,8 @@ impl Batch {
         match logits {
             Logits::None => {}
             Logits::Last => self.logit_rows.push(end as u32 - 1),
-            Logits::All => self.logit_rows.extend(start as u32..end as u32),
             Logits::Tail(count) => self.logit_rows.extend((end - count) as u32..end as u32),
+            Logits::All => self.logit_rows.extend(start as u32..end as u32),
         }
     }
 
@@ -117,6 +117,6 @@ pub enum Logits {
     Last,
     /// All, to score a given text.
     All,
-    /// As many, counted from the last: the tokens before the last are known or guessed.
+    /// So many at the end, at most all.
     Tail(usize),
 }

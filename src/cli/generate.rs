@@ -69,7 +69,8 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         let system = args.system.map(|text| Message::new(Role::System, text));
         Prompt::Messages(system.into_iter().chain([Message::new(Role::User, args.prompt)]).collect())
     };
-    let request = Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed };
+    let request =
+        Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed, logprobs: None };
     // A prompt that cannot be rendered or is too long is the engine's to refuse.
     let prompt_tokens = prompt_ids(&model.text, &request.prompt).map_or(0, |ids| ids.len());
     let needed = prompt_tokens.saturating_add(args.max_tokens);

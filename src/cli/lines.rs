@@ -1,4 +1,4 @@
-//! JSON lines on standard input.
+//! JSON lines on standard input, or in a file.
 
 use std::io::{BufRead, Error, Read};
 
@@ -13,21 +13,28 @@ pub(crate) fn stdin() -> impl Iterator<Item = (usize, std::io::Result<String>)> 
     of(std::io::stdin().lock())
 }
 
-fn of(mut input: impl BufRead) -> impl Iterator<Item = (usize, std::io::Result<String>)> {
+/// Lines of any input with their numbers, blank ones left out.
+pub(crate) fn of(mut input: impl BufRead) -> impl Iterator<Item = (usize, std::io::Result<String>)> {
     let numbered = std::iter::from_fn(move || next(&mut input).transpose()).enumerate();
     numbered.map(|(i, line)| (i + 1, line)).filter(|(_, line)| !line.as_ref().is_ok_and(|l| l.trim().is_empty()))
 }
 
-/// The next line without its end; `None` after the last.
-fn next(input: &mut impl BufRead) -> std::io::Result<Option<String>> {
+/// The bytes of the next line, its end among them where it has one; `None` after the last.
+pub(crate) fn next_bytes(input: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let read = input.take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
     if read > MAX_LINE_BYTES {
         return Err(Error::other(format!("longer than {MAX_LINE_BYTES} bytes")));
     }
+    Ok((read > 0).then_some(line))
+}
+
+/// The next line; `None` after the last.
+fn next(input: &mut impl BufRead) -> std::io::Result<Option<String>> {
+    let Some(line) = next_bytes(input)? else { return Ok(None) };
     let line = String::from_utf8(line)
         .map_err(|e| Error::other(format!("not UTF-8 after byte {}", e.utf8_error().valid_up_to())))?;
-    Ok((read > 0).then_some(line))
+    Ok(Some(line))
 }
 
 /// One JSON object.

@@ -192,7 +192,7 @@ pub(super) fn print(store: &Store, dir: &Path, json: bool) -> anyhow::Result<()>
 }
 
 /// Ready when the user presses Ctrl-C, or when the system asks the program to end.
-async fn interrupt() {
+pub(super) async fn interrupt() {
     // Without a handler the system ends the process, which is as good: the store holds every hop.
     let or_never = async |asked: bool| {
         if !asked {

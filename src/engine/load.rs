@@ -18,6 +18,7 @@ use weaklink_models::kv::{BLOCK_SIZE, KvCache};
 use weaklink_models::text::Text;
 use weaklink_models::weights::{Folder, Weights};
 
+use super::score::ROWS_A_STEP;
 use super::{EngineHandle, EngineLimits};
 use crate::hash::hex;
 use crate::memory::Memory;
@@ -191,7 +192,7 @@ impl OpenModel {
         let rows = STEP_TOKENS.max(options.batch);
         let drawn = DRAFT_ROWS.max(options.batch);
         let row = 4 * c.hidden + 3 * c.ffn + 2 * (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let logits = drawn.saturating_mul(2 * c.vocab);
+        let logits = drawn.max(ROWS_A_STEP).saturating_mul(2 * c.vocab);
         let scratch = rows.saturating_mul(row).saturating_add(logits).saturating_mul(size_of::<f32>());
         let plan = MemoryPlan {
             weights: self.weight_bytes()?,

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use weaklink_models::kv::BLOCK_SIZE;
 
 use super::block_pool::{BlockPool, Seal};
+use super::score::ROWS_A_STEP;
 use super::sequence::Sequence;
 
 /// Part of a step. The pieces of a step belong to the first running sequences, in order, one each.
@@ -14,15 +15,8 @@ pub struct Piece {
     pub len: usize,
     /// Whether its known tokens end with this piece, so that the next one can be drawn.
     pub completes: bool,
-    /// Tokens of [`Sequence::draft`] that are computed after them.
-    pub draft: usize,
-}
-
-impl Piece {
-    /// Rows of logits that the piece needs: after its last known token, and after each drafted one.
-    pub fn logit_rows(&self) -> usize {
-        if self.completes { 1 + self.draft } else { 0 }
-    }
+    /// Rows of logits, at its end: after its last known token and each drafted one, or those that are scored.
+    pub logit_rows: usize,
 }
 
 /// Sequences that run, sequences that wait, and the pool both draw on.
@@ -79,23 +73,26 @@ impl Scheduler {
         self.drop_abandoned();
         let mut pieces = Vec::new();
         let mut budget = self.token_budget;
+        let mut rows = ROWS_A_STEP;
         let mut preempted = false;
-        // Only the youngest can have more than one token to compute: a prompt that does not
-        // end within a step leaves no budget for a younger one. So every sequence gets a piece.
+        // Every running sequence gets a piece; those for which nothing is left, an empty one. Only a prompt or a
+        // text that is scored can take more than a token, and the older goes first.
         while pieces.len() < self.running.len() {
             let sequence = &mut self.running[pieces.len()];
-            let len = sequence.work().min(budget);
+            let len = sequence.affordable(sequence.work().min(budget), rows);
             if !self.pool.grow(&mut sequence.blocks, sequence.computed + len) {
                 self.preempt_youngest();
                 preempted = true;
                 continue;
             }
+            rows -= sequence.scored_rows(len);
             pieces.push(plan(&mut self.pool, sequence, len));
             budget -= len;
         }
         while !preempted && budget > 0 && self.running.len() < self.max_running {
-            let Some(len) = self.admit(budget) else { break };
+            let Some(len) = self.admit(budget, rows) else { break };
             let sequence = self.running.last_mut().expect("just admitted");
+            rows -= sequence.scored_rows(len);
             pieces.push(plan(&mut self.pool, sequence, len));
             budget -= len;
         }
@@ -105,21 +102,25 @@ impl Scheduler {
 
     /// Moves the first waiting sequence among the running ones, if its blocks can be had,
     /// and returns how many of its tokens are computed in this step.
-    fn admit(&mut self, budget: usize) -> Option<usize> {
+    fn admit(&mut self, budget: usize, rows: usize) -> Option<usize> {
         let sequence = self.waiting.front_mut()?;
-        let (mut blocks, seal) = self.pool.lookup_prefix(&sequence.tokens);
+        let (mut blocks, seal) = self.pool.lookup_prefix(sequence.findable());
         let cached = blocks.len() * BLOCK_SIZE;
         // Room for all its known tokens and the next one: to admit it for less would
         // only have it preempted a few steps later.
         let needed = (sequence.tokens.len() + 1).div_ceil(BLOCK_SIZE) - blocks.len();
-        let len = (sequence.tokens.len() - cached).min(budget);
-        if needed > self.pool.free() && !self.running.is_empty() || !self.pool.grow(&mut blocks, cached + len) {
+        sequence.computed = cached;
+        let len = sequence.affordable(sequence.work().min(budget), rows);
+        if len == 0
+            || needed > self.pool.free() && !self.running.is_empty()
+            || !self.pool.grow(&mut blocks, cached + len)
+        {
+            sequence.computed = 0;
             self.pool.release(&mut blocks);
             return None;
         }
         let mut sequence = self.waiting.pop_front().expect("looked at above");
         sequence.sealed = (cached / BLOCK_SIZE, seal);
-        sequence.computed = cached;
         sequence.blocks = blocks;
         sequence.note_cached(cached);
         self.running.push(sequence);
@@ -131,11 +132,12 @@ impl Scheduler {
     fn draft(&mut self, pieces: &mut [Piece], budget: usize) {
         let rows: usize = pieces.iter().map(|piece| piece.len).sum();
         let mut spare = self.draft_rows.saturating_sub(rows).min(budget);
-        let mut left = pieces.iter().filter(|piece| piece.completes).count();
-        for (piece, sequence) in pieces.iter_mut().zip(&mut self.running).filter(|(piece, _)| piece.completes) {
+        let drawn = |(piece, sequence): &(&mut Piece, &mut Sequence)| piece.completes && !sequence.is_scored();
+        let mut left = pieces.iter_mut().zip(&mut self.running).filter(drawn).count();
+        for (piece, sequence) in pieces.iter_mut().zip(&mut self.running).filter(drawn) {
             let drafted = sequence.propose(spare / left);
             if self.pool.grow(&mut sequence.blocks, sequence.tokens.len() + drafted) {
-                piece.draft = drafted;
+                piece.logit_rows += drafted;
                 spare -= drafted;
             } else {
                 sequence.draft.clear();
@@ -219,5 +221,5 @@ fn plan(pool: &mut BlockPool, sequence: &mut Sequence, len: usize) -> Piece {
         count += 1;
     }
     sequence.sealed = (count, seal);
-    Piece { len, completes: len == sequence.work(), draft: 0 }
+    Piece { len, completes: len == sequence.work(), logit_rows: sequence.wanted_rows(len) }
 }

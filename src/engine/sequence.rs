@@ -6,8 +6,9 @@ use tokio::sync::{mpsc, oneshot};
 use weaklink_models::text::TextStream;
 
 use super::block_pool::Seal;
-use super::draft;
-use crate::generate::{Completion, Finish, GenerateError, Sampling};
+use super::score::{Scoring, token_logprob};
+use super::{draft, sampler};
+use crate::generate::{Completion, Finish, GenerateError, Sampling, TokenLogprob};
 
 /// What is fixed when a sequence is submitted.
 pub struct Task {
@@ -21,12 +22,22 @@ pub struct Task {
     pub seed: u64,
     /// Strings that end the text.
     pub stop: Vec<String>,
+    /// How many of the likeliest tokens to report with each drawn one; `None` reports nothing.
+    pub logprobs: Option<usize>,
 }
 
-/// Where results go. Dropping the other end cancels the sequence.
+/// What a caller waits for. Dropping the other end cancels the sequence.
+pub enum Reply {
+    /// Tokens to be drawn.
+    Completion(oneshot::Sender<Result<Completion, GenerateError>>),
+    /// Given tokens to be scored; nothing is drawn.
+    Score(Scoring),
+}
+
+/// Where results go.
 pub struct Caller {
     /// Takes the result.
-    pub reply: oneshot::Sender<Result<Completion, GenerateError>>,
+    pub reply: Reply,
     /// Takes text as it grows, for whoever wants to watch.
     pub stream: Option<mpsc::UnboundedSender<String>>,
 }
@@ -53,6 +64,7 @@ pub struct Sequence {
     task: Task,
     caller: Caller,
     text: Output,
+    logprobs: Vec<TokenLogprob>,
     submitted: Instant,
 }
 
@@ -75,6 +87,7 @@ impl Sequence {
             task,
             caller,
             text: Output { decoder: stream, text: String::new(), sent: 0, hold: longest_stop.saturating_sub(1) },
+            logprobs: Vec::new(),
             submitted: Instant::now(),
         }
     }
@@ -86,7 +99,45 @@ impl Sequence {
 
     /// Whether nobody waits for the result any more.
     pub fn abandoned(&self) -> bool {
-        self.caller.reply.is_closed()
+        match &self.caller.reply {
+            Reply::Completion(reply) => reply.is_closed(),
+            Reply::Score(scoring) => scoring.reply.is_closed(),
+        }
+    }
+
+    /// Tokens at the beginning whose K/V may come from the cache: of a text that is scored, rows that are
+    /// still to give a score must be computed.
+    pub fn findable(&self) -> &[u32] {
+        match &self.caller.reply {
+            Reply::Completion(_) => &self.tokens,
+            Reply::Score(scoring) => &self.tokens[..scoring.first_row() + 1],
+        }
+    }
+
+    /// At most how many of the next `len` tokens may be computed where `rows` rows of logits are left for scoring.
+    pub fn affordable(&self, len: usize, rows: usize) -> usize {
+        match &self.caller.reply {
+            Reply::Completion(_) => len,
+            Reply::Score(scoring) => len.min(scoring.first_row() - self.computed + rows),
+        }
+    }
+
+    /// Of the next `len` tokens, how many at their end must give logits.
+    pub fn wanted_rows(&self, len: usize) -> usize {
+        match &self.caller.reply {
+            Reply::Completion(_) => usize::from(len == self.work()),
+            Reply::Score(scoring) => (self.computed + len).saturating_sub(scoring.first_row()),
+        }
+    }
+
+    /// Whether its logits are to be scored, all of them, and nothing drawn.
+    pub fn is_scored(&self) -> bool {
+        matches!(self.caller.reply, Reply::Score(_))
+    }
+
+    /// Of the next `len` tokens, how many are scored.
+    pub fn scored_rows(&self, len: usize) -> usize {
+        if self.is_scored() { self.wanted_rows(len) } else { 0 }
     }
 
     /// Root of its draws.
@@ -114,15 +165,29 @@ impl Sequence {
         (self.drafted, self.accepted)
     }
 
+    /// Takes in the rows of logits of a step: scores them, or draws from them. `Some` if the sequence ends.
+    pub fn advance(&mut self, rows: &[Vec<f32>], stop_ids: &[u32]) -> Result<Option<Finish>, GenerateError> {
+        match &mut self.caller.reply {
+            Reply::Score(scoring) => {
+                let read = scoring.read(rows)?;
+                Ok(scoring.add(read).then_some(Finish::Stop))
+            }
+            Reply::Completion(_) => self.draw(rows, stop_ids),
+        }
+    }
+
     /// Draws from the logits after the last known token and after each drafted one, for as long as
-    /// the draws are the drafted tokens: just the draws that steps of one token would make. `Some`
-    /// if the sequence ends with one of them.
-    pub fn advance(&mut self, logits: &[Vec<f32>], stop_ids: &[u32]) -> Result<Option<Finish>, GenerateError> {
+    /// the draws are the drafted tokens: just the draws that steps of one token would make.
+    fn draw(&mut self, rows: &[Vec<f32>], stop_ids: &[u32]) -> Result<Option<Finish>, GenerateError> {
         let draft = std::mem::take(&mut self.draft);
         let accepted = self.accepted;
         self.drafted += draft.len();
-        for (row, drafted) in logits.iter().zip(draft.iter().map(Some).chain([None])) {
-            let id = self.draw(row)?;
+        for (logits, drafted) in rows.iter().zip(draft.iter().map(Some).chain([None])) {
+            let index = self.tokens.len() - self.prompt_len;
+            let id = sampler::draw(logits, &self.task.sampling, self.task.seed, index)?;
+            if let Some(top) = self.task.logprobs {
+                self.logprobs.push(token_logprob(logits, Some(id), top, index)?);
+            }
             let finish = self.push(id, stop_ids);
             if drafted == Some(&id) {
                 self.accepted += 1;
@@ -141,12 +206,6 @@ impl Sequence {
         Ok(None)
     }
 
-    /// Draws the next token from the logits of the last one.
-    pub fn draw(&self, logits: &[f32]) -> Result<u32, GenerateError> {
-        let index = self.tokens.len() - self.prompt_len;
-        super::sampler::draw(logits, &self.task.sampling, self.task.seed, index)
-    }
-
     /// Takes in the token that was drawn; `Some` if the sequence ends with it.
     pub fn push(&mut self, id: u32, stop_ids: &[u32]) -> Option<Finish> {
         self.tokens.push(id);
@@ -157,18 +216,24 @@ impl Sequence {
         (self.tokens.len() - self.prompt_len == self.task.max_tokens).then_some(Finish::Length)
     }
 
-    /// Answers the caller with what was generated.
+    /// Answers the caller with what was generated, or scored.
     pub fn finish(mut self, finish: Finish, stop_ids: &[u32]) {
+        let reply = match self.caller.reply {
+            Reply::Completion(reply) => reply,
+            Reply::Score(scoring) => return scoring.finish(self.cached.unwrap_or(0)),
+        };
         let generated = &self.tokens[self.prompt_len..];
         let cut_in_char = self.text.decoder.finish();
         self.text.send(&self.caller.stream, true);
         let ended_by_token = generated.last().is_some_and(|id| stop_ids.contains(id));
         let kept = generated.len() - usize::from(finish == Finish::Stop && ended_by_token);
+        self.logprobs.truncate(kept);
         let completion = Completion {
             text: self.text.text,
             token_ids: generated[..kept].to_vec(),
             finish,
             cut_in_char,
+            logprobs: self.task.logprobs.map(|_| self.logprobs),
             prompt_tokens: self.prompt_len,
             cached_tokens: self.cached.unwrap_or(0),
             generated_tokens: generated.len(),
@@ -177,12 +242,15 @@ impl Sequence {
             seconds: self.submitted.elapsed().as_secs_f64(),
         };
         // The caller may have gone: then there is nobody to tell.
-        let _ = self.caller.reply.send(Ok(completion));
+        let _ = reply.send(Ok(completion));
     }
 
     /// Answers the caller with an error.
     pub fn fail(self, error: GenerateError) {
-        let _ = self.caller.reply.send(Err(error));
+        match self.caller.reply {
+            Reply::Completion(reply) => drop(reply.send(Err(error))),
+            Reply::Score(scoring) => drop(scoring.reply.send(Err(error))),
+        }
     }
 }
 

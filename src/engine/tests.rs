@@ -15,7 +15,7 @@ use weaklink_models::gguf::Gguf;
 use weaklink_models::kv::BLOCK_SIZE;
 use weaklink_models::text::Text;
 
-use super::sequence::{Caller, Sequence, Task};
+use super::sequence::{Caller, Reply, Sequence, Task};
 use super::{Engine, EngineHandle, EngineLimits, Shared, sampler};
 use crate::generate::{Completion, GenerateError, Sampling};
 
@@ -28,7 +28,7 @@ const POISON: u32 = 23;
 
 const HOT: Sampling = Sampling { temperature: 0.7, top_k: None, top_p: None };
 
-type Reply = oneshot::Receiver<Result<Completion, GenerateError>>;
+type Answer = oneshot::Receiver<Result<Completion, GenerateError>>;
 
 /// Logits after `past`: mostly those of its last two tokens, a little those of all of it.
 fn logits(past: &[u32]) -> Vec<f32> {
@@ -113,9 +113,9 @@ fn started(
     EngineHandle::spawn(Box::new(forward), text(), limits, 2).expect("the engine starts")
 }
 
-fn sequence(task: Task) -> (Sequence, Reply) {
+fn sequence(task: Task) -> (Sequence, Answer) {
     let (reply, answer) = oneshot::channel();
-    (Sequence::new(task, Caller { reply, stream: None }, text().stream()), answer)
+    (Sequence::new(task, Caller { reply: Reply::Completion(reply), stream: None }, text().stream()), answer)
 }
 
 impl Engine {

@@ -12,6 +12,7 @@ fn run(draft_rows: usize, max_tokens: usize, blocks: usize) -> (Vec<Completion>,
             sampling: if n % 2 == 0 { HOT } else { Sampling::GREEDY },
             seed: n.into(),
             stop: Vec::new(),
+            logprobs: None,
         })
         .collect();
     let expected: Vec<_> = tasks.iter().map(expected).collect();

@@ -41,7 +41,7 @@ impl Arrival {
             (0..self.shared as u32).map(|i| (i * (self.beginning + 2) + i * i / 7) % 20).collect();
         prompt.extend_from_slice(&self.own);
         let sampling = if self.hot { HOT } else { Sampling::GREEDY };
-        Task { prompt, max_tokens: self.max_tokens, sampling, seed, stop: Vec::new() }
+        Task { prompt, max_tokens: self.max_tokens, sampling, seed, stop: Vec::new(), logprobs: None }
     }
 }
 
@@ -78,7 +78,7 @@ proptest! {
         };
         let mut engine = Engine::new(Box::new(checked), limits, vec![STOP], Arc::new(Shared::default()));
         let mut coming = tasks.into_iter().zip(&arrivals).peekable();
-        let mut replies: Vec<(Option<Reply>, Option<usize>)> = Vec::new();
+        let mut replies: Vec<(Option<Answer>, Option<usize>)> = Vec::new();
         let (mut steps, mut wait) = (0, 0);
         while coming.peek().is_some() || !engine.scheduler.is_idle() {
             while let Some((task, arrival)) = coming.next_if(|(_, arrival)| arrival.after <= wait) {

@@ -7,7 +7,7 @@ fn limits(batch: usize) -> EngineLimits {
 }
 
 fn task(prompt: Vec<u32>, seed: u64) -> Task {
-    Task { prompt, max_tokens: 8, sampling: HOT, seed, stop: Vec::new() }
+    Task { prompt, max_tokens: 8, sampling: HOT, seed, stop: Vec::new(), logprobs: None }
 }
 
 fn tokens(seed: u32, len: usize) -> Vec<u32> {
@@ -17,7 +17,7 @@ fn tokens(seed: u32, len: usize) -> Vec<u32> {
 /// Runs sequences that are submitted together; each with its tokens found in the cache.
 fn run(engine: &mut Engine, tasks: Vec<Task>) -> Vec<Completion> {
     let expected: Vec<_> = tasks.iter().map(|task| expected(task).expect("no poison")).collect();
-    let replies: Vec<Reply> = tasks
+    let replies: Vec<Answer> = tasks
         .into_iter()
         .map(|task| {
             let (sequence, reply) = sequence(task);

@@ -147,6 +147,7 @@ impl Relay {
             },
             stop: Vec::new(),
             seed: chain.trial.hop_seed(chain.hop),
+            logprobs: None,
         }
     }
 
