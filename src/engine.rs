@@ -5,14 +5,15 @@
 //! sequence whose known tokens are done ([`sampler`]), answer those that ended.
 
 pub mod block_pool;
+pub mod grammar;
 pub mod load;
 pub mod sampler;
 pub mod scheduler;
 pub mod score;
 pub mod sequence;
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
@@ -23,6 +24,7 @@ use weaklink_models::text::{ChatMessage, Text};
 
 use crate::generate::{Completion, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
+use grammar::{Grammar, GrammarState, Vocabulary};
 use scheduler::{Piece, Scheduler};
 use sequence::{Caller, Sequence, Task};
 
@@ -45,6 +47,8 @@ pub struct EngineHandle {
     submissions: Sender<Sequence>,
     text: Arc<Text>,
     context: usize,
+    /// Made for the first grammar.
+    vocabulary: Arc<OnceLock<Result<Vocabulary, String>>>,
 }
 
 impl EngineHandle {
@@ -66,7 +70,7 @@ impl EngineHandle {
             stop_ids: text.stop_ids().to_vec(),
         };
         std::thread::Builder::new().name("weaklink-engine".into()).spawn(move || workers.install(|| engine.run()))?;
-        Ok(Self { submissions, text, context })
+        Ok(Self { submissions, text, context, vocabulary: Arc::default() })
     }
 
     /// Makes one completion. Dropping the future cancels it.
@@ -115,6 +119,15 @@ impl EngineHandle {
         &self.text
     }
 
+    /// A grammar made ready for this model's tokens, at its beginning.
+    ///
+    /// # Errors
+    /// [`GenerateError::Invalid`] with what is wrong with it, and where, on one line.
+    pub fn compile(&self, grammar: &Grammar) -> Result<GrammarState, GenerateError> {
+        let vocabulary = self.vocabulary.get_or_init(|| Vocabulary::new(&self.text)).as_ref().map_err(Clone::clone);
+        vocabulary.and_then(|vocabulary| vocabulary.compile(grammar)).map_err(|what| GenerateError::Invalid { what })
+    }
+
     async fn submit(
         &self,
         request: Request,
@@ -136,9 +149,10 @@ impl EngineHandle {
                 context: self.context,
             });
         }
+        let grammar = request.grammar.as_ref().map(|grammar| self.compile(grammar)).transpose()?;
         let Request { max_tokens, sampling, seed, stop, .. } = request;
         let (reply, answer) = oneshot::channel();
-        let task = Task { prompt, max_tokens, sampling, seed, stop };
+        let task = Task { prompt, max_tokens, sampling, seed, stop, grammar };
         let gone = || GenerateError::Backend { what: "the engine's thread has ended".into() };
         self.submissions.send(Sequence::new(task, Caller { reply, stream }, self.text.stream())).map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
@@ -176,7 +190,7 @@ impl Engine {
         if pieces.is_empty() {
             return;
         }
-        let logits = match self.compute(&pieces) {
+        let mut logits = match self.compute(&pieces) {
             Ok(logits) => logits,
             Err(error) => {
                 // The decoder refused the batch: a bug or a lost device. Nothing of it can be trusted.
@@ -188,10 +202,15 @@ impl Engine {
         };
         let completed: Vec<Piece> = pieces.iter().copied().filter(|piece| piece.completes).collect();
         pieces.into_iter().for_each(|piece| self.scheduler.computed(piece));
-        // A draw reads the whole vocabulary: at full batches that is worth all threads.
+        // Mask and draw read the whole vocabulary: at full batches that is worth all threads.
+        self.scheduler.prepare_masks();
         let scheduler = &self.scheduler;
-        let drawn: Vec<Result<u32, GenerateError>> =
-            completed.par_iter().zip(&logits).map(|(piece, row)| scheduler.running(piece.index).draw(row)).collect();
+        let draw = |(piece, row): (&Piece, &mut Vec<f32>)| {
+            let sequence = scheduler.running(piece.index);
+            sequence.mask(row)?;
+            sequence.draw(row)
+        };
+        let drawn: Vec<Result<u32, GenerateError>> = completed.par_iter().zip(&mut logits).map(draw).collect();
         // From the last, since those after a removed one move up.
         for (piece, drawn) in completed.into_iter().zip(drawn).rev() {
             let sequence = self.scheduler.running_mut(piece.index);

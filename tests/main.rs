@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod engine;
+mod grammar;
 mod kill;
 mod models;
 mod program;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use rayon::prelude::*;
 use weaklink_models::kv::BLOCK_SIZE;
 
 use super::block_pool::{BlockPool, Seal};
@@ -52,6 +53,11 @@ impl Scheduler {
     /// A running sequence, to be advanced.
     pub fn running_mut(&mut self, index: usize) -> &mut Sequence {
         &mut self.running[index]
+    }
+
+    /// Finds the tokens that may come next in each running sequence with a grammar.
+    pub fn prepare_masks(&mut self) {
+        self.running.par_iter_mut().for_each(Sequence::prepare_mask);
     }
 
     /// Plans a step: first the running sequences in order, then waiting ones while

@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 use weaklink_models::text::TextStream;
 
 use super::block_pool::Seal;
+use super::grammar::{GrammarState, Stuck};
 use crate::generate::{Completion, Finish, GenerateError, Sampling};
 
 /// What is fixed when a sequence is submitted.
@@ -20,6 +21,8 @@ pub struct Task {
     pub seed: u64,
     /// Strings that end the text.
     pub stop: Vec<String>,
+    /// What the text must follow, and how far it is.
+    pub grammar: Option<GrammarState>,
 }
 
 /// Where results go. Dropping the other end cancels the sequence.
@@ -83,6 +86,27 @@ impl Sequence {
         self.cached.get_or_insert(tokens.min(self.prompt_len));
     }
 
+    /// Finds the tokens that the grammar allows next, if there is one.
+    pub fn prepare_mask(&mut self) {
+        if let Some(grammar) = &mut self.task.grammar {
+            grammar.prepare();
+        }
+    }
+
+    /// Takes away the tokens that the grammar forbids, so that the draw is among the others.
+    pub fn mask(&self, logits: &mut [f32]) -> Result<(), GenerateError> {
+        let index = self.tokens.len() - self.prompt_len;
+        match self.task.grammar.as_ref().and_then(GrammarState::prepared) {
+            None => Ok(()),
+            Some(Ok(allowed)) => {
+                allowed.forbid_others(logits);
+                Ok(())
+            }
+            Some(Err(Stuck::DeadEnd)) => Err(GenerateError::GrammarDeadEnd { index }),
+            Some(Err(Stuck::GaveUp(what))) => Err(GenerateError::GrammarTooHard { index, what: what.clone() }),
+        }
+    }
+
     /// Draws the next token from the logits of the last one.
     pub fn draw(&self, logits: &[f32]) -> Result<u32, GenerateError> {
         let index = self.tokens.len() - self.prompt_len;
@@ -94,6 +118,9 @@ impl Sequence {
         self.tokens.push(id);
         if stop_ids.contains(&id) || self.text.push(id, &self.task.stop) {
             return Some(Finish::Stop);
+        }
+        if self.task.grammar.as_mut().is_some_and(|grammar| grammar.advance(id)) {
+            return Some(Finish::GrammarEnd);
         }
         self.text.send(&self.caller.stream, false);
         (self.tokens.len() - self.prompt_len == self.task.max_tokens).then_some(Finish::Length)

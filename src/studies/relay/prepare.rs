@@ -23,7 +23,7 @@ const MAX_HOPS: u32 = 10_000;
 /// What the user asked for. `None` stands for a default that depends on something else.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Names of formats; `all` stands for all built-in ones.
+    /// Names of formats; `all` stands for the five built-in ones without a grammar.
     pub formats: Vec<String>,
     /// How many items; `None` takes all of a corpus file, or [`DEFAULT_ITEMS`].
     pub items: Option<usize>,
@@ -107,7 +107,10 @@ impl Settings {
 fn chosen_formats(names: &[String]) -> anyhow::Result<Vec<Format>> {
     let mut chosen: Vec<Format> = Vec::new();
     for name in names {
-        let found = if name == "all" { Format::builtin() } else { vec![Format::by_name(name)?] };
+        let found = match name.as_str() {
+            "all" => Format::builtin().into_iter().filter(|format| format.grammar.is_none()).collect(),
+            name => vec![Format::by_name(name)?],
+        };
         for format in found {
             if !chosen.iter().any(|other| other.name == format.name) {
                 chosen.push(format);
