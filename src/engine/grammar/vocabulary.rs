@@ -43,20 +43,16 @@ impl Vocabulary {
     /// One line, when the vocabulary is too large.
     pub fn new(text: &Text) -> Result<Self, String> {
         let stops = text.stop_ids();
-        let token = |id: u32| {
+        let tokens = (0..text.vocab_size() as u32).map(|id| {
             if text.is_control(id) || stops.contains(&id) {
                 // The library's mark of tokens that are no text: they are allowed where a grammar names them, and
                 // end tokens where the text is complete.
-                [&[TokTrie::SPECIAL_TOKEN_MARKER], text.token_text(id).unwrap_or_default().as_bytes()].concat()
-            } else {
-                text.token_bytes(id).to_vec()
+                let name = text.token_text(id).unwrap_or_default();
+                return [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
             }
-        };
-        let is_mark = |id: u32| text.is_control(id) || stops.contains(&id);
-        let tokens = (0..text.vocab_size() as u32).map(|id| match token(id) {
-            bytes if bytes.len() > MAX_TOKEN_BYTES => Vec::new(),
-            bytes if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) && !is_mark(id) => Vec::new(),
-            bytes => bytes,
+            let bytes = text.token_bytes(id);
+            let odd = bytes.len() > MAX_TOKEN_BYTES || bytes.starts_with(&[TokTrie::SPECIAL_TOKEN_MARKER]);
+            if odd { Vec::new() } else { bytes.to_vec() }
         });
         Self::of_tokens(&tokens.collect::<Vec<_>>(), stops)
     }
@@ -93,29 +89,24 @@ impl Vocabulary {
     /// One line that says what is wrong with the grammar, and where.
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarState, String> {
         let key = serde_json::to_string(grammar).map_err(|e| e.to_string())?;
-        let kind = match grammar {
-            Grammar::JsonSchema(_) => "JSON schema",
-            Grammar::Regex(_) => "regular expression",
-            Grammar::Lark(_) => "Lark grammar",
+        let (kind, bytes) = match grammar {
+            Grammar::JsonSchema(_) => ("JSON schema", key.len()),
+            Grammar::Regex(text) => ("regular expression", text.len()),
+            Grammar::Lark(text) => ("Lark grammar", text.len()),
         };
-        if key.len() > MAX_GRAMMAR_BYTES {
-            return Err(format!("the {kind} has {} bytes, {MAX_GRAMMAR_BYTES} at most are read", key.len()));
+        if bytes > MAX_GRAMMAR_BYTES {
+            return Err(format!("the {kind} has {bytes} bytes, {MAX_GRAMMAR_BYTES} at most are read"));
         }
         // The map holds whole parsers only, so a thread that panicked has left nothing half done in it.
         let compiled = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(parser) = compiled().get(&key) {
             return Ok(GrammarState::new(parser.deep_clone()));
         }
-        // An expression is read as a rule, whose place says nothing.
-        let placed = |error| one_line(&error).trim_start_matches("at 1(8): ").to_owned();
         let parser = self.parse(grammar).map_err(|error| {
-            format!(
-                "{kind}: {}",
-                match grammar {
-                    Grammar::Regex(_) => placed(error),
-                    _ => one_line(&error),
-                }
-            )
+            let what = one_line(&error);
+            // An expression is read as a rule, whose place says nothing.
+            let place = if matches!(grammar, Grammar::Regex(_)) { "at 1(8): " } else { "" };
+            format!("{kind}: {}", what.strip_prefix(place).unwrap_or(&what))
         })?;
         let mut compiled = compiled();
         if compiled.len() >= MAX_COMPILED {

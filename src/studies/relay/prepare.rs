@@ -319,10 +319,21 @@ mod tests {
     }
 
     #[test]
+    fn a_stored_format_has_its_grammar_with_its_keys_in_order() {
+        for format in Format::builtin() {
+            let text = serde_json::to_string(&format).expect("a format has a JSON form");
+            assert_eq!(text.contains("\"grammar\":{"), format.name.ends_with("+grammar"), "{text}");
+            let stored: Format = serde_json::from_str(&text).expect("its own text");
+            assert_eq!(serde_json::to_string(&stored).expect("a format"), text);
+        }
+    }
+
+    #[test]
     fn formats_come_in_the_order_asked_for_and_once_each() {
         assert_eq!(names(&["all"]).expect("all"), ["free", "constr", "json", "triples", "kv"]);
         assert_eq!(names(&["kv", "all", "kv"]).expect("all"), ["kv", "free", "constr", "json", "triples"]);
         assert_eq!(names(&["json", "free"]).expect("two"), ["json", "free"]);
+        assert_eq!(names(&["kv+grammar", "kv"]).expect("two"), ["kv+grammar", "kv"]);
         assert!(names(&[]).is_err() && names(&["KV"]).is_err() && names(&[""]).is_err());
     }
 }
