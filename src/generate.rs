@@ -87,7 +87,7 @@ pub struct Request {
     pub sampling: Sampling,
     /// Generation ends before the first of these strings.
     pub stop: Vec<String>,
-    /// What the text must follow; tokens that do not are never drawn.
+    /// What the text must follow: other tokens are taken away before temperature and filters see them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grammar: Option<Grammar>,
     /// Root of every draw: the draw of output token `i` depends on (seed, i) alone.

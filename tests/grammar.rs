@@ -97,8 +97,8 @@ fn sequences_without_a_grammar_are_untouched_by_those_with_one() {
 #[test]
 fn the_relays_json_format_is_kept_by_a_small_model() {
     let format = Format::by_name("json+grammar").expect("built in");
-    let engine = engine("smollm2", limits(2), 2);
-    let requests: Vec<Request> = (0..2)
+    let engine = engine("smollm2", limits(3), 2);
+    let requests: Vec<Request> = (0..3)
         .map(|n| {
             let item = generate(3, n);
             let messages = format.hop_messages(Some(&exemplar(3, &item)), &item.brief);
@@ -106,14 +106,25 @@ fn the_relays_json_format_is_kept_by_a_small_model() {
             Request { prompt: Prompt::Messages(messages), max_tokens: 600, ..request("", grammar, n) }
         })
         .collect();
-    for result in run(&engine, &requests) {
-        let Completion { text, finish, .. } = result.expect("a completion");
-        assert_eq!(finish, Finish::GrammarEnd, "{text}");
+    let mut ended = 0;
+    for (result, request) in run(&engine, &requests).into_iter().zip(&requests) {
+        let Completion { text, finish, token_ids, .. } = result.expect("a completion");
+        let mut state = engine.compile(request.grammar.as_ref().expect("it has one")).expect("a sound grammar");
+        for (at, &id) in token_ids.iter().enumerate() {
+            assert!(state.allowed().is_ok_and(|set| set.contains(id)), "token {at} of {text}");
+            assert_eq!(state.advance(id), finish == Finish::GrammarEnd && at + 1 == token_ids.len(), "{text}");
+        }
+        // Strings have no length, and the limit is the same for every format: a text may be cut like any other.
+        if finish == Finish::Length {
+            continue;
+        }
+        ended += 1;
         assert!(matches!(format.parse(&text), Parsed::Pairs(pairs) if !pairs.is_empty()), "{text}");
         let message: Json = serde_json::from_str(&text).expect("JSON");
         let keys: Vec<&String> = message.as_object().expect("an object").keys().collect();
         assert_eq!(keys, ["title", "personnel", "quantities", "constraints", "dependencies", "prohibitions"]);
     }
+    assert!(ended > 0, "no message came to its end");
 }
 
 #[test]
