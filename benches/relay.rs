@@ -117,6 +117,8 @@ fn traffic(
     for text in std::fs::read_to_string(file)?.lines() {
         let body = serde_json::from_str::<serde_json::Value>(text)?["body"].take();
         requests.push(Request {
+            logprobs: None,
+            grammar: None,
             prompt: Prompt::Messages(serde_json::from_value(body["messages"].clone())?),
             max_tokens: body["max_tokens"].as_u64().context("max_tokens")? as usize,
             sampling: Sampling { temperature: body["temperature"].as_f64().unwrap_or(1.0) as f32, ..Sampling::GREEDY },
@@ -191,6 +193,8 @@ fn soak(model: &OpenModel, decoder: Arc<Decoder>, threads: usize, rounds: usize)
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     for round in 0..rounds {
         let ask = |n: usize| Request {
+            logprobs: None,
+            grammar: None,
             prompt: Prompt::Tokens((0..1 + (n * 7 + round) % 90).map(|i| ((i * i + n % 5) % vocab) as u32).collect()),
             max_tokens: 1 + n % 24,
             sampling: Sampling { temperature: 0.7, top_k: None, top_p: None },

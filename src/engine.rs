@@ -6,6 +6,7 @@
 
 pub mod block_pool;
 pub mod draft;
+pub mod grammar;
 pub mod load;
 pub mod sampler;
 pub mod scheduler;
@@ -14,8 +15,8 @@ pub mod sequence;
 mod usage;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
@@ -26,6 +27,7 @@ use weaklink_models::text::{ChatMessage, Text};
 
 use crate::generate::{Completion, Finish, GenerateError, Prompt, Request};
 use block_pool::BlockPool;
+use grammar::{Grammar, GrammarState, Vocabulary};
 use scheduler::{Piece, Scheduler};
 use sequence::{Caller, Reply, Sequence, Task};
 use usage::Shared;
@@ -57,6 +59,8 @@ pub struct EngineHandle {
     text: Arc<Text>,
     context: usize,
     shared: Arc<Shared>,
+    /// Made for the first grammar.
+    vocabulary: Arc<OnceLock<Result<Vocabulary, String>>>,
 }
 
 impl EngineHandle {
@@ -84,7 +88,7 @@ impl EngineHandle {
             });
         };
         std::thread::Builder::new().name("weaklink-engine".into()).spawn(run)?;
-        Ok(Self { submissions, text, context, shared })
+        Ok(Self { submissions, text, context, shared, vocabulary: Arc::default() })
     }
 
     /// Makes one completion. Dropping the future cancels it.
@@ -136,6 +140,15 @@ impl EngineHandle {
         &self.text
     }
 
+    /// A grammar made ready for this model's tokens, at its beginning.
+    ///
+    /// # Errors
+    /// [`GenerateError::Invalid`] with what is wrong with it, and where, on one line.
+    pub fn compile(&self, grammar: &Grammar) -> Result<GrammarState, GenerateError> {
+        let vocabulary = self.vocabulary.get_or_init(|| Vocabulary::new(&self.text)).as_ref().map_err(Clone::clone);
+        vocabulary.and_then(|vocabulary| vocabulary.compile(grammar)).map_err(|what| GenerateError::Invalid { what })
+    }
+
     async fn submit(
         &self,
         request: Request,
@@ -157,9 +170,10 @@ impl EngineHandle {
                 context: self.context,
             });
         }
+        let grammar = request.grammar.as_ref().map(|grammar| self.compile(grammar)).transpose()?;
         let Request { max_tokens, sampling, seed, stop, logprobs, .. } = request;
         let (reply, answer) = oneshot::channel();
-        let task = Task { prompt, max_tokens, sampling, seed, stop, logprobs };
+        let task = Task { prompt, max_tokens, sampling, seed, stop, logprobs, grammar };
         let caller = Caller { reply: Reply::Completion(reply), stream };
         self.send(Sequence::new(task, caller, self.text.stream()))?;
         answer.await.unwrap_or_else(|_| Err(self.gone()))
@@ -245,7 +259,7 @@ impl Engine {
         self.scheduler.computed(&pieces);
         let mut rows: Vec<Vec<Vec<f32>>> =
             pieces.iter().map(|piece| logits.by_ref().take(piece.logit_rows).collect()).collect();
-        // A draw reads the whole vocabulary: at full batches that is worth all threads.
+        // Mask and draw read the whole vocabulary: at full batches that is worth all threads.
         let (running, stop_ids) = (self.scheduler.running_mut(), &self.stop_ids);
         let advanced: Vec<Result<Option<Finish>, GenerateError>> =
             running.par_iter_mut().zip(&mut rows).map(|(sequence, rows)| sequence.advance(rows, stop_ids)).collect();

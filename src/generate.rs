@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineHandle;
 
+pub use crate::engine::grammar::Grammar;
+
 /// Who speaks in a chat message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -85,6 +87,9 @@ pub struct Request {
     pub sampling: Sampling,
     /// Generation ends before the first of these strings.
     pub stop: Vec<String>,
+    /// What the text must follow: other tokens are taken away before temperature and filters see them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<Grammar>,
     /// Root of every draw: the draw of output token `i` depends on (seed, i) alone.
     pub seed: u64,
     /// Report the log-probability of every drawn token, and of so many of the likeliest; `None` reports nothing.
@@ -95,7 +100,15 @@ pub struct Request {
 impl Request {
     /// A request for the likeliest tokens: greedy, no stop strings, seed 0, nothing reported.
     pub fn new(prompt: Prompt, max_tokens: usize) -> Self {
-        Self { prompt, max_tokens, sampling: Sampling::GREEDY, stop: Vec::new(), seed: 0, logprobs: None }
+        Self {
+            prompt,
+            max_tokens,
+            sampling: Sampling::GREEDY,
+            stop: Vec::new(),
+            seed: 0,
+            logprobs: None,
+            grammar: None,
+        }
     }
 }
 
@@ -119,6 +132,8 @@ pub enum Finish {
     Stop,
     /// The token limit was reached: the text is cut.
     Length,
+    /// The grammar is complete and allows nothing more.
+    GrammarEnd,
 }
 
 /// What the model answered.
@@ -179,6 +194,20 @@ pub enum GenerateError {
     NotANumber {
         /// Index of the output token.
         index: usize,
+    },
+    /// The grammar is not complete, and no token of the vocabulary continues the text.
+    #[error("grammar dead end: no token continues the text at output token {index}")]
+    GrammarDeadEnd {
+        /// Index of the output token.
+        index: usize,
+    },
+    /// Following the grammar took more than the limits allow.
+    #[error("the grammar is too hard to follow at output token {index}: {what}")]
+    GrammarTooHard {
+        /// Index of the output token.
+        index: usize,
+        /// Which limit.
+        what: String,
     },
     /// The backend answered with an error, or is gone.
     #[error("backend: {what}")]

@@ -76,6 +76,7 @@ fn results_have_the_promised_form_and_refusals_name_the_field() {
         text("text", json!({"logprobs": 3, "n": 1, "stop": null, "seed": -5})),
         text("ids", json!({"prompt": [5, 6, 7], "stop": "e", "frequency_penalty": 0.0})),
         chat("open", json!({"max_tokens": null, "stop": ["a", "b"]})),
+        chat("form", json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": true}}}})),
     ];
     let bad = [
         (text("tools", json!({"tools": []})), "body.tools"),
@@ -107,7 +108,7 @@ fn results_have_the_promised_form_and_refusals_name_the_field() {
     let output = run(dir.path(), &lines, "out.jsonl", &["--json"]);
     assert_eq!(output.status.code(), Some(1), "some failed: {}", error_of(&output));
     let summary: Json = serde_json::from_slice(&output.stdout).expect("one document");
-    assert_eq!((&summary["requests"], &summary["failed"], &summary["skipped"]), (&json!(22), &json!(18), &json!(0)));
+    assert_eq!((&summary["requests"], &summary["failed"], &summary["skipped"]), (&json!(23), &json!(18), &json!(0)));
     let found = results(&dir.path().join("out.jsonl"));
     for (line, part) in bad {
         let id = serde_json::from_str::<Json>(&line).expect("JSON")["custom_id"].as_str().expect("an id").to_owned();
@@ -116,7 +117,9 @@ fn results_have_the_promised_form_and_refusals_name_the_field() {
         assert_eq!((&response["status_code"], &response["body"]["error"]["message"]), (&json!(400), &error["message"]));
     }
     let mut tokens = (0, 0);
-    for id in ["chat", "text", "ids", "open"] {
+    let form = &found["form"]["response"]["body"]["choices"][0];
+    assert_eq!((&form["message"]["content"], &form["finish_reason"]), (&json!("true"), &json!("stop")));
+    for id in ["chat", "text", "ids", "open", "form"] {
         let (line, body) = (&found[id], &found[id]["response"]["body"]);
         assert_eq!((&line["error"], &line["response"]["status_code"]), (&Json::Null, &json!(200)), "{line}");
         let usage = |key: &str| body["usage"][key].as_u64().expect("a count");

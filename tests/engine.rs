@@ -115,6 +115,7 @@ fn request(system: &str, user: &str, seed: u64) -> Request {
         max_tokens: 24,
         sampling: Sampling { temperature: 0.7, top_k: None, top_p: None },
         stop: Vec::new(),
+        grammar: None,
         seed,
         logprobs: None,
     }

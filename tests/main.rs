@@ -3,6 +3,7 @@
 mod bad_input;
 mod batch;
 mod engine;
+mod grammar;
 mod kill;
 mod models;
 mod program;

@@ -1,11 +1,11 @@
 //! From a line of the file to a request for the engine, or to the reason why there is none.
 
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use weaklink_models::text::Text;
 
 use super::input::Line;
-use crate::generate::{GenerateError, Message, Prompt, Request, Role, Sampling};
+use crate::generate::{GenerateError, Grammar, Message, Prompt, Request, Role, Sampling};
 
 /// Tokens that `/v1/completions` gives where no limit is asked for, as its API says.
 const COMPLETION_TOKENS: usize = 16;
@@ -114,9 +114,9 @@ impl Asked {
             seed: seed(&mut body)?.unwrap_or_else(|| line.seed()),
             stop: stop(&mut body)?,
             logprobs: logprobs(&mut body, api)?,
+            grammar: response_format(&mut body)?,
             ..Request::new(prompt, limit.unwrap_or(1))
         };
-        response_format(&mut body)?;
         for name in NEUTRAL {
             neutral(&mut body, name)?;
         }
@@ -229,14 +229,18 @@ fn logprobs(body: &mut Fields, api: Api) -> Result<Option<usize>, Refusal> {
     }
 }
 
-/// The place where a schema becomes the grammar of the request. Until the engine has grammars, a request for one
-/// is refused: text without the form that was asked for would be a wrong answer.
-fn response_format(body: &mut Fields) -> Result<(), Refusal> {
-    let Some(format) = body.take::<Value>("response_format")? else { return Ok(()) };
+/// The grammar that a `response_format` asks for: of `json_schema` the schema, of `json_object` any object.
+fn response_format(body: &mut Fields) -> Result<Option<Grammar>, Refusal> {
+    let Some(mut format) = body.take::<Value>("response_format")? else { return Ok(None) };
     match format["type"].as_str() {
-        Some("text") => Ok(()),
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Grammar::JsonSchema(json!({"type": "object"})))),
+        Some("json_schema") => match format["json_schema"]["schema"].take() {
+            Value::Null => Err(Refusal::invalid("body.response_format.json_schema has no schema")),
+            schema => Ok(Some(Grammar::JsonSchema(schema))),
+        },
         Some(kind) => Err(Refusal::invalid(format!(
-            "body.response_format of type {kind:?}: the engine has no grammars, so it cannot promise that form; only \"text\" is known"
+            "body.response_format of type {kind:?}: \"text\", \"json_object\" and \"json_schema\" are known"
         ))),
         None => Err(Refusal::invalid("body.response_format has no type")),
     }

@@ -43,7 +43,7 @@ impl Maker {
 
     fn body(&self, hash: &str, api: Api, completion: &Completion, text: &Text) -> Value {
         let finish = match completion.finish {
-            Finish::Stop => "stop",
+            Finish::Stop | Finish::GrammarEnd => "stop",
             Finish::Length => "length",
         };
         let logprobs = completion.logprobs.as_deref();

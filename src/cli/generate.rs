@@ -1,22 +1,27 @@
 //! `weaklink generate`: one completion, streamed.
 
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use tokio::sync::mpsc;
 
 use super::output::{emit, tell};
 use super::{ModelArgs, model};
 use crate::engine::load::{CONTEXT, LoadOptions};
 use crate::engine::prompt_ids;
-use crate::generate::{Completion, Finish, Message, Prompt, Request, Role, Sampling};
+use crate::generate::{Completion, Finish, Grammar, Message, Prompt, Request, Role, Sampling};
 use crate::terminal::plain_lines;
 
 /// Make one completion and print it as it grows
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  weaklink generate 'Name three rivers.' --temperature 0")]
+#[command(after_help = "Examples:
+  weaklink generate 'Name three rivers.' --temperature 0
+  weaklink generate 'Is the sea salty?' --regex '(yes|no)'
+  weaklink generate 'Describe a river as JSON.' --json-schema river.json
+  weaklink generate 'Add two numbers.' --lark sum.lark      # start: /[0-9]+/ \"+\" /[0-9]+/")]
 pub(crate) struct GenerateArgs {
     /// What the user says
     prompt: String,
@@ -41,6 +46,15 @@ pub(crate) struct GenerateArgs {
     /// End before this string (may be given more than once)
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// Hold the text to this JSON schema
+    #[arg(long, value_name = "FILE", group = "grammar")]
+    json_schema: Option<PathBuf>,
+    /// Hold the text to this regular expression, from its beginning to its end
+    #[arg(long, value_name = "RE", group = "grammar")]
+    regex: Option<String>,
+    /// Hold the text to this grammar in llguidance's dialect of Lark
+    #[arg(long, value_name = "FILE", group = "grammar")]
+    lark: Option<PathBuf>,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: u64,
@@ -57,6 +71,7 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     if args.max_tokens == 0 {
         bail!("--max-tokens 0 leaves nothing to generate; give 1 or more");
     }
+    let grammar = grammar(&args)?;
     let model = model::open(&args.model)?;
     if !args.raw && !model.text.has_template() {
         bail!("{} has no chat template (a base model?); use --raw to continue the prompt as plain text", model.name);
@@ -69,8 +84,15 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         let system = args.system.map(|text| Message::new(Role::System, text));
         Prompt::Messages(system.into_iter().chain([Message::new(Role::User, args.prompt)]).collect())
     };
-    let request =
-        Request { prompt, max_tokens: args.max_tokens, sampling, stop: args.stop, seed: args.seed, logprobs: None };
+    let request = Request {
+        prompt,
+        max_tokens: args.max_tokens,
+        sampling,
+        stop: args.stop,
+        grammar,
+        seed: args.seed,
+        logprobs: None,
+    };
     // A prompt that cannot be rendered or is too long is the engine's to refuse.
     let prompt_tokens = prompt_ids(&model.text, &request.prompt).map_or(0, |ids| ids.len());
     let needed = prompt_tokens.saturating_add(args.max_tokens);
@@ -113,6 +135,18 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn grammar(args: &GenerateArgs) -> anyhow::Result<Option<Grammar>> {
+    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    Ok(if let Some(path) = &args.json_schema {
+        let schema = serde_json::from_str(&read(path)?);
+        Some(Grammar::JsonSchema(schema.with_context(|| format!("{} is not JSON", path.display()))?))
+    } else if let Some(path) = &args.lark {
+        Some(Grammar::Lark(read(path)?))
+    } else {
+        args.regex.clone().map(Grammar::Regex)
+    })
+}
+
 /// Prints text as it comes; on a terminal without its control characters.
 ///
 /// Ends when nobody reads any more; whoever waits for the completion may stop too.
@@ -138,6 +172,7 @@ fn summary(completion: &Completion) {
         match completion.finish {
             Finish::Stop => "the model",
             Finish::Length => "the token limit",
+            Finish::GrammarEnd => "the grammar",
         }
     ));
 }

@@ -40,7 +40,8 @@ const QUICK_ITEMS: usize = 2;
   weaklink relay --model qwen2.5-1.5b --formats kv,json --items 30 --out runs/weak
   weaklink relay --corpus briefs.jsonl --hops 4 --temperature 0 --json")]
 pub(crate) struct RelayArgs {
-    /// free, constr, json, triples and kv, with commas between; or all
+    /// free, constr, json, triples and kv, with commas between, or all for these five; json+grammar, triples+grammar
+    /// and kv+grammar hold the decoding to the format
     #[arg(long, value_delimiter = ',', default_value = "all", value_name = "NAMES")]
     formats: Vec<String>,
     /// Briefs to pass on [default: 8, or all of --corpus]

@@ -82,6 +82,7 @@ impl EngineHandle {
             seed: 0,
             stop: Vec::new(),
             logprobs: None,
+            grammar: None,
         };
         let caller = Caller { reply: Reply::Score(scoring), stream: None };
         self.send(Sequence::new(task, caller, self.text.stream()))?;

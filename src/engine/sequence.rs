@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 use weaklink_models::text::TextStream;
 
 use super::block_pool::Seal;
+use super::grammar::{GrammarState, Stuck};
 use super::score::{Scoring, token_logprob};
 use super::{draft, sampler};
 use crate::generate::{Completion, Finish, GenerateError, Sampling, TokenLogprob};
@@ -24,6 +25,8 @@ pub struct Task {
     pub stop: Vec<String>,
     /// How many of the likeliest tokens to report with each drawn one; `None` reports nothing.
     pub logprobs: Option<usize>,
+    /// What the text must follow, and how far it is.
+    pub grammar: Option<GrammarState>,
 }
 
 /// What a caller waits for. Dropping the other end cancels the sequence.
@@ -184,7 +187,7 @@ impl Sequence {
         self.drafted += draft.len();
         for (logits, drafted) in rows.iter().zip(draft.iter().map(Some).chain([None])) {
             let index = self.tokens.len() - self.prompt_len;
-            let id = sampler::draw(logits, &self.task.sampling, self.task.seed, index)?;
+            let id = self.choose(logits, index)?;
             if let Some(top) = self.task.logprobs {
                 self.logprobs.push(token_logprob(logits, Some(id), top, index)?);
             }
@@ -206,11 +209,27 @@ impl Sequence {
         Ok(None)
     }
 
+    /// Draws output token `index`, among those that the grammar allows if there is one.
+    fn choose(&mut self, logits: &[f32], index: usize) -> Result<u32, GenerateError> {
+        let Task { sampling, seed, grammar, .. } = &mut self.task;
+        let Some(grammar) = grammar else { return sampler::draw(logits, sampling, *seed, index) };
+        let allowed = grammar.allowed().map_err(|stuck| match stuck {
+            Stuck::DeadEnd => GenerateError::GrammarDeadEnd { index },
+            Stuck::GaveUp(what) => GenerateError::GrammarTooHard { index, what: what.clone() },
+        })?;
+        let mut masked = logits.to_vec();
+        allowed.forbid_others(&mut masked);
+        sampler::draw(&masked, sampling, *seed, index)
+    }
+
     /// Takes in the token that was drawn; `Some` if the sequence ends with it.
     pub fn push(&mut self, id: u32, stop_ids: &[u32]) -> Option<Finish> {
         self.tokens.push(id);
         if stop_ids.contains(&id) || self.text.push(id, &self.task.stop) {
             return Some(Finish::Stop);
+        }
+        if self.task.grammar.as_mut().is_some_and(|grammar| grammar.advance(id)) {
+            return Some(Finish::GrammarEnd);
         }
         self.text.send(&self.caller.stream, false);
         (self.tokens.len() - self.prompt_len == self.task.max_tokens).then_some(Finish::Length)

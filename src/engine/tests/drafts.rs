@@ -13,6 +13,7 @@ fn run(draft_rows: usize, max_tokens: usize, blocks: usize) -> (Vec<Completion>,
             seed: n.into(),
             stop: Vec::new(),
             logprobs: None,
+            grammar: None,
         })
         .collect();
     let expected: Vec<_> = tasks.iter().map(expected).collect();

@@ -20,6 +20,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
         sampling: HOT,
         stop: Vec::new(),
         logprobs: None,
+        grammar: None,
         seed: prompt.iter().map(|&id| u64::from(id)).sum(),
     }
 }
@@ -74,8 +75,15 @@ fn a_stop_token_drawn_first_gives_an_empty_text() {
     let stops = (0..VOCAB).collect();
     let mut engine = Engine::new(Box::new(forward), limits(1), stops, Arc::new(Shared::default()));
     let prompt = vec![1, 2, 3];
-    let (first, mut reply) =
-        sequence(Task { prompt, max_tokens: 9, sampling: HOT, seed: 0, stop: Vec::new(), logprobs: None });
+    let (first, mut reply) = sequence(Task {
+        prompt,
+        max_tokens: 9,
+        sampling: HOT,
+        seed: 0,
+        stop: Vec::new(),
+        logprobs: None,
+        grammar: None,
+    });
     engine.scheduler.submit(first);
     engine.checked_step();
     let completion = reply.try_recv().expect("answered").expect("a completion");

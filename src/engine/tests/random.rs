@@ -41,7 +41,7 @@ impl Arrival {
             (0..self.shared as u32).map(|i| (i * (self.beginning + 2) + i * i / 7) % 20).collect();
         prompt.extend_from_slice(&self.own);
         let sampling = if self.hot { HOT } else { Sampling::GREEDY };
-        Task { prompt, max_tokens: self.max_tokens, sampling, seed, stop: Vec::new(), logprobs: None }
+        Task { prompt, max_tokens: self.max_tokens, sampling, seed, stop: Vec::new(), logprobs: None, grammar: None }
     }
 }
 

@@ -7,7 +7,7 @@ fn limits(batch: usize) -> EngineLimits {
 }
 
 fn task(prompt: Vec<u32>, seed: u64) -> Task {
-    Task { prompt, max_tokens: 8, sampling: HOT, seed, stop: Vec::new(), logprobs: None }
+    Task { prompt, max_tokens: 8, sampling: HOT, seed, stop: Vec::new(), logprobs: None, grammar: None }
 }
 
 fn tokens(seed: u32, len: usize) -> Vec<u32> {

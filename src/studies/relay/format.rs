@@ -1,14 +1,15 @@
 //! Message formats as data: what the relay is told, and how a message is read back.
 //!
 //! A format is a TOML file of four strings: `name`, `description`, `instruction`, and `parser`, one of `none`, `json`,
-//! `triples` and `kv`. The built-in ones lie in `formats/`; a user's file has the same form.
+//! `triples` and `kv`. A table `grammar` may follow, with one of the strings `json_schema`, `regex` and `lark`: decoding
+//! is then held to it, and whatever it allows the parser must read. The built-in ones lie in `formats/`; a user's file has the same form.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::corpus::{Fact, Item};
-use crate::generate::{Message, Role};
+use crate::generate::{Grammar, Message, Role};
 
 mod json;
 mod lines;
@@ -16,12 +17,15 @@ mod lines;
 /// What every relay is told before the format's own instruction.
 pub const RELAY_TASK: &str = "You are one agent in a chain. The user sends you a task handoff. Pass it on: the next agent sees only what you write, so repeat the whole handoff and add nothing of your own.";
 
-const BUILTIN: [&str; 5] = [
+const BUILTIN: [&str; 8] = [
     include_str!("formats/free.toml"),
     include_str!("formats/constr.toml"),
     include_str!("formats/json.toml"),
     include_str!("formats/triples.toml"),
     include_str!("formats/kv.toml"),
+    include_str!("formats/json_grammar.toml"),
+    include_str!("formats/triples_grammar.toml"),
+    include_str!("formats/kv_grammar.toml"),
 ];
 
 /// A longer format file is refused.
@@ -53,6 +57,9 @@ pub struct Format {
     pub instruction: String,
     /// How a message is read back.
     pub parser: Parser,
+    /// What decoding is held to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<Grammar>,
 }
 
 /// One statement of a parsed message.
@@ -111,7 +118,7 @@ pub enum FormatError {
 }
 
 impl Format {
-    /// The five built-in formats, in the order of the tables.
+    /// The built-in formats, in the order of the tables: first the five that leave decoding free.
     ///
     /// # Panics
     /// If an embedded file is not a sound format, which is a bug.
@@ -141,11 +148,16 @@ impl Format {
     }
 
     fn parse_file(text: &str) -> Result<Format, String> {
-        let format: Format = toml::from_str(text).map_err(|e| {
+        let mut format: Format = toml::from_str(text).map_err(|e| {
             let line = e.span().map(|span| text[..span.start.min(text.len())].lines().count().max(1));
             let what = e.message().replace('\n', " ");
             line.map_or(what.clone(), |line| format!("line {line}: {what}"))
         })?;
+        if let Some(Grammar::JsonSchema(schema)) = &mut format.grammar {
+            let text =
+                schema.as_str().ok_or("grammar.json_schema is no string (a table would lose the keys' order)")?;
+            *schema = serde_json::from_str(text).map_err(|e| format!("grammar.json_schema is not JSON: {e}"))?;
+        }
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-' | '+');
         if format.name.is_empty() || format.name.len() > 40 || !format.name.chars().all(allowed) {
             return Err(format!("the name {:?} is not 1 to 40 of a-z, 0-9, _, - and +", format.name));
@@ -252,5 +264,7 @@ fn unfenced(message: &str) -> (usize, usize) {
     (start, start + inner.len())
 }
 
+#[cfg(test)]
+mod grammar_tests;
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,7 @@ const MAX_HOPS: u32 = 10_000;
 /// What the user asked for. `None` stands for a default that depends on something else.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Names of formats; `all` stands for all built-in ones.
+    /// Names of formats; `all` stands for the five built-in ones without a grammar.
     pub formats: Vec<String>,
     /// How many items; `None` takes all of a corpus file, or [`DEFAULT_ITEMS`].
     pub items: Option<usize>,
@@ -107,7 +107,10 @@ impl Settings {
 fn chosen_formats(names: &[String]) -> anyhow::Result<Vec<Format>> {
     let mut chosen: Vec<Format> = Vec::new();
     for name in names {
-        let found = if name == "all" { Format::builtin() } else { vec![Format::by_name(name)?] };
+        let found = match name.as_str() {
+            "all" => Format::builtin().into_iter().filter(|format| format.grammar.is_none()).collect(),
+            name => vec![Format::by_name(name)?],
+        };
         for format in found {
             if !chosen.iter().any(|other| other.name == format.name) {
                 chosen.push(format);
@@ -368,10 +371,21 @@ mod tests {
     }
 
     #[test]
+    fn a_stored_format_has_its_grammar_with_its_keys_in_order() {
+        for format in Format::builtin() {
+            let text = serde_json::to_string(&format).expect("a format has a JSON form");
+            assert_eq!(text.contains("\"grammar\":{"), format.name.ends_with("+grammar"), "{text}");
+            let stored: Format = serde_json::from_str(&text).expect("its own text");
+            assert_eq!(serde_json::to_string(&stored).expect("a format"), text);
+        }
+    }
+
+    #[test]
     fn formats_come_in_the_order_asked_for_and_once_each() {
         assert_eq!(names(&["all"]).expect("all"), ["free", "constr", "json", "triples", "kv"]);
         assert_eq!(names(&["kv", "all", "kv"]).expect("all"), ["kv", "free", "constr", "json", "triples"]);
         assert_eq!(names(&["json", "free"]).expect("two"), ["json", "free"]);
+        assert_eq!(names(&["kv+grammar", "kv"]).expect("two"), ["kv+grammar", "kv"]);
         assert!(names(&[]).is_err() && names(&["KV"]).is_err() && names(&[""]).is_err());
     }
 }

@@ -146,6 +146,7 @@ impl Relay {
                 top_p: self.plan.top_p.map(|p| p as f32),
             },
             stop: Vec::new(),
+            grammar: format.grammar.clone(),
             seed: chain.trial.hop_seed(chain.hop),
             logprobs: None,
         }
@@ -268,6 +269,8 @@ fn kind(error: &GenerateError) -> &'static str {
         GenerateError::TooLong { .. } => "too_long",
         GenerateError::Invalid { .. } => "invalid",
         GenerateError::NotANumber { .. } => "not_a_number",
+        GenerateError::GrammarDeadEnd { .. } => "grammar_dead_end",
+        GenerateError::GrammarTooHard { .. } => "grammar_too_hard",
         GenerateError::Backend { .. } => BACKEND,
     }
 }

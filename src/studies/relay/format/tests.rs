@@ -30,11 +30,14 @@ fn owned(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_five_formats_are_there() {
+fn the_built_in_formats_are_there() {
     let names: Vec<String> = Format::builtin().into_iter().map(|format| format.name).collect();
-    assert_eq!(names, ["free", "constr", "json", "triples", "kv"]);
+    assert_eq!(names, ["free", "constr", "json", "triples", "kv", "json+grammar", "triples+grammar", "kv+grammar"]);
     let error = Format::by_name("xml").expect_err("no such format").to_string();
-    assert_eq!(error, "there is no format \"xml\": the built-in ones are free, constr, json, triples, kv");
+    assert_eq!(
+        error,
+        "there is no format \"xml\": the built-in ones are free, constr, json, triples, kv, json+grammar, triples+grammar, kv+grammar"
+    );
     assert_eq!(Format::by_name("free").expect("built in").parse("anything"), Parsed::NoParser);
 }
 
@@ -163,6 +166,9 @@ fn user_formats_are_checked() {
         (sound.replace("parser", "parsr"), "unknown field `parsr`"),
         (sound.replace("name = \"yaml+x\"\n", ""), "missing field `name`"),
         ("= 3".to_owned(), "line 1: "),
+        (format!("{sound}[grammar]\njson_schema = \"{{\""), "grammar.json_schema is not JSON: EOF"),
+        (format!("{sound}[grammar]\njson_schema = {{type = \"object\"}}"), "grammar.json_schema is no string"),
+        (format!("{sound}[grammar]\nbnf = \"a\""), "unknown variant `bnf`"),
     ];
     for (text, expected) in cases {
         let error = Format::parse_file(&text).expect_err(expected);
