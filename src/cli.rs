@@ -16,6 +16,7 @@ mod pull;
 mod relay;
 mod resume;
 mod show;
+mod synth;
 mod tokenize;
 
 /// Runs multi-hop agent relays on small local language models and measures what gets lost.
@@ -36,6 +37,7 @@ enum Command {
     Generate(generate::GenerateArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logprobs(logprobs::LogprobsArgs),
+    Synth(synth::SynthArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -84,6 +86,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logprobs(args) => logprobs::run(args),
+        Command::Synth(args) => synth::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {
