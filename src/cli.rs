@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+mod bench;
 mod doctor;
 mod generate;
 mod lines;
@@ -15,6 +16,7 @@ mod output;
 mod pull;
 mod relay;
 mod resume;
+mod selfcheck;
 mod show;
 mod synth;
 mod tokenize;
@@ -37,6 +39,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logprobs(logprobs::LogprobsArgs),
+    Bench(bench::BenchArgs),
+    Selfcheck(selfcheck::SelfcheckArgs),
     Synth(synth::SynthArgs),
     Doctor(doctor::DoctorArgs),
 }
@@ -86,6 +90,8 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logprobs(args) => logprobs::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Selfcheck(args) => selfcheck::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Doctor(args) => doctor::run(args),
     };

@@ -6,12 +6,14 @@
 //! every hop the moment it is done; [`score`] and [`stats`] read the store.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cli;
 pub mod engine;
 pub mod generate;
 mod hash;
 mod memory;
 pub mod score;
+pub mod selfcheck;
 pub mod stats;
 pub mod store;
 pub mod studies;
