@@ -1,6 +1,7 @@
 //! The one integration binary: each module tests the crates or the program from outside.
 
 mod bad_input;
+mod bench;
 mod engine;
 mod kill;
 mod models;

@@ -12,11 +12,12 @@ const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
     {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Pieces of words, then words with the space before them (`Ġ` in byte-level BPE); each is merged from the left.
-const WORDS: &str = "in on er at or an en re es st ing ion ent all The You Ġthe Ġof Ġand Ġto Ġa Ġin Ġis Ġthat Ġfor \
-    Ġit Ġas Ġwith Ġwas Ġbe Ġby Ġon Ġnot Ġhe Ġthis Ġare Ġor Ġhis Ġfrom Ġat Ġwhich Ġbut Ġhave Ġan Ġhad Ġthey Ġyou \
-    Ġwere Ġtheir Ġone Ġall Ġwe Ġcan Ġher Ġhas Ġthere Ġbeen Ġif Ġmore Ġwhen Ġwill Ġwould Ġwho Ġso Ġno Ġmust Ġmessage \
-    Ġserver Ġdate Ġtime Ġname Ġnumber Ġbefore Ġafter Ġowner Ġport Ġdeploy Ġteam Ġreport Ġplan Ġservice Ġeach Ġevery";
+/// Words with the space before them (`Ġ` in byte-level BPE), then pieces of other words: in order of rank, so that
+/// pieces do not take words apart. Each is merged from the left.
+const WORDS: &str = "Ġthe Ġof Ġand Ġto Ġa Ġin Ġis Ġthat Ġfor Ġit Ġas Ġwith Ġwas Ġbe Ġby Ġon Ġnot Ġhe Ġthis Ġare Ġor \
+    Ġhis Ġfrom Ġat Ġwhich Ġbut Ġhave Ġan Ġhad Ġthey Ġyou Ġwere Ġtheir Ġone Ġall Ġwe Ġcan Ġher Ġhas Ġthere Ġbeen Ġif \
+    Ġmore Ġwhen Ġwill Ġwould Ġwho Ġso Ġno Ġmust Ġmessage Ġserver Ġdate Ġtime Ġname Ġnumber Ġbefore Ġafter Ġowner \
+    Ġport Ġdeploy Ġteam Ġreport Ġplan Ġservice Ġeach Ġevery The You ing ion ent in on er at or an en re es st all";
 
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
