@@ -17,7 +17,8 @@ async fn main() -> anyhow::Result<()> {
     let spec = std::env::args().nth(1).unwrap_or_else(|| "smollm2-135m".into()).parse()?;
     let local = Fetcher::new(FetchOptions::default()).resolve(&spec, &mut |_| {})?;
     let threads = std::thread::available_parallelism()?.get();
-    let engine = OpenModel::open(&local)?.start(&LoadOptions { batch: 8, threads, context: None })?.handle;
+    let engine =
+        OpenModel::open(&local)?.start(&LoadOptions { batch: 8, threads, context: None, expected: None })?.handle;
 
     // Requests that are submitted together are computed together. None of them changes another's text.
     let mut answers = tokio::task::JoinSet::new();

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 mod batch;
+mod bench;
 mod doctor;
 mod generate;
 pub(crate) mod lines;
@@ -17,7 +18,9 @@ mod perplexity;
 mod pull;
 mod relay;
 mod resume;
+mod selfcheck;
 mod show;
+mod synth;
 mod tokenize;
 
 /// Runs multi-hop agent relays on small local language models and measures what gets lost.
@@ -40,6 +43,9 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     Logprobs(logprobs::LogprobsArgs),
     Perplexity(perplexity::PerplexityArgs),
+    Bench(bench::BenchArgs),
+    Selfcheck(selfcheck::SelfcheckArgs),
+    Synth(synth::SynthArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -90,6 +96,9 @@ pub fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logprobs(args) => logprobs::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Selfcheck(args) => selfcheck::run(args),
+        Command::Synth(args) => synth::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

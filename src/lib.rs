@@ -19,7 +19,7 @@
 //! # async fn example() -> anyhow::Result<()> {
 //! let spec = "smollm2-135m".parse()?; // a card, a file or a folder
 //! let local = Fetcher::new(FetchOptions::default()).resolve(&spec, &mut |_| {})?;
-//! let options = LoadOptions { batch: 8, threads: 2, context: None };
+//! let options = LoadOptions { batch: 8, threads: 2, context: None, expected: None };
 //! let engine = OpenModel::open(&local)?.start(&options)?.handle; // clones share the engine
 //!
 //! let prompt = Prompt::Messages(vec![Message::new(Role::User, "Name a river.")]);
@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batch;
+pub mod bench;
 pub mod cli;
 pub mod engine;
 pub mod generate;
@@ -45,6 +46,7 @@ mod in_order;
 mod memory;
 pub mod perplexity;
 pub mod score;
+pub mod selfcheck;
 pub mod stats;
 pub mod store;
 pub mod studies;

@@ -38,6 +38,11 @@ fn parse_meminfo(text: &str) -> Memory {
     Memory { total: bytes("MemTotal:"), available: bytes("MemAvailable:") }
 }
 
+/// The most memory that this process has held at once, in bytes, as far as the system says.
+pub(crate) fn peak_rss() -> Option<u64> {
+    field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")?.checked_mul(1024)
+}
+
 /// The number behind a name at the beginning of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().map(str::split_whitespace);

@@ -15,7 +15,7 @@ use weaklink_models::gguf::{Gguf, GgufWriter, MetaValue, Value};
 use crate::support::{block_on, engine, golden, open_path, pulled, weaklink};
 
 fn limits(batch: usize) -> EngineLimits {
-    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 4096 }
+    EngineLimits { batch, step_tokens: 128, blocks: 512, context: 4096, draft_rows: 16 }
 }
 
 fn request(user: &str, grammar: Grammar, seed: u64) -> Request {
@@ -25,6 +25,7 @@ fn request(user: &str, grammar: Grammar, seed: u64) -> Request {
         sampling: Sampling { temperature: 0.7, top_k: None, top_p: None },
         stop: Vec::new(),
         grammar: Some(grammar),
+        logprobs: None,
         seed,
     }
 }

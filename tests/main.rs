@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod batch;
+mod bench;
 mod engine;
 mod grammar;
 mod kill;

@@ -48,7 +48,7 @@ fn many_texts_at_once_have_the_bits_of_each_alone() {
             .map(|(n, &len)| if n % 2 == 0 { ids(n, len) } else { [prompt.clone(), ids(n, len)].concat() })
             .collect();
         for (batch, step_tokens, blocks) in [(1, 512, 64), (6, 512, 128), (6, 40, 16)] {
-            let engine = engine(model, EngineLimits { batch, step_tokens, blocks, context: 256 }, 2);
+            let engine = engine(model, EngineLimits { batch, step_tokens, blocks, context: 256, draft_rows: 16 }, 2);
             let whole = block_on(join_all(texts.iter().map(|text| engine.score_text(text, 3))));
             for (text, score) in texts.iter().zip(whole) {
                 let score = score.expect("a score");
@@ -66,14 +66,16 @@ fn many_texts_at_once_have_the_bits_of_each_alone() {
 
 #[test]
 fn a_shared_prompt_is_computed_once() {
-    let engine = engine("tiny-llama", EngineLimits { batch: 4, step_tokens: 512, blocks: 64, context: 256 }, 1);
+    let engine =
+        engine("tiny-llama", EngineLimits { batch: 4, step_tokens: 512, blocks: 64, context: 256, draft_rows: 16 }, 1);
     let cached = |n| block_on(engine.score_after(ids(1, 100), &[n, n + 1], 0)).expect("a score").cached_tokens;
     assert_eq!((cached(5), cached(9)), (0, 96));
 }
 
 #[test]
 fn what_is_reported_of_drawn_tokens_is_their_score() {
-    let engine = engine("tiny-qwen3", EngineLimits { batch: 4, step_tokens: 64, blocks: 64, context: 256 }, 2);
+    let engine =
+        engine("tiny-qwen3", EngineLimits { batch: 4, step_tokens: 64, blocks: 64, context: 256, draft_rows: 16 }, 2);
     for (seed, temperature) in [(1, 0.0), (2, 1.3), (3, 0.6)] {
         let prompt = Prompt::Tokens(ids(seed, 20));
         let sampling = Sampling { temperature, top_k: Some(20), top_p: None };
@@ -94,7 +96,8 @@ fn what_is_reported_of_drawn_tokens_is_their_score() {
 
 #[test]
 fn texts_that_cannot_be_scored_are_refused() {
-    let engine = engine("tiny-llama", EngineLimits { batch: 2, step_tokens: 64, blocks: 8, context: 100 }, 1);
+    let engine =
+        engine("tiny-llama", EngineLimits { batch: 2, step_tokens: 64, blocks: 8, context: 100, draft_rows: 16 }, 1);
     let refused = |tokens: Vec<u32>, rest: &[u32], part: &str| match block_on(engine.score_after(tokens, rest, 0)) {
         Err(GenerateError::Invalid { what }) => assert!(what.contains(part), "{what}"),
         other => panic!("{other:?}"),
@@ -118,7 +121,7 @@ fn perplexity_agrees_with_the_float32_reference() {
         let model = open_path(&in_f32(name, folder.path(), |_, _| {}));
         assert_eq!(model.text.bos(), bos, "{name}");
         let decoder = Arc::new(model.load_decoder().expect("the weights load"));
-        let limits = EngineLimits { batch: 3, step_tokens: 512, blocks: 32, context: 256 };
+        let limits = EngineLimits { batch: 3, step_tokens: 512, blocks: 32, context: 256, draft_rows: 16 };
         let engine = EngineHandle::start(decoder, model.text.clone(), limits, 2).expect("the engine starts");
         let chunks = chunks(&ids, bos, case["chunk"].as_u64().expect("a number") as usize).expect("chunks");
         let count = chunks.len();

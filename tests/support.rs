@@ -112,7 +112,7 @@ pub struct Scorer(EngineHandle);
 impl Scorer {
     pub fn new(model: &OpenModel, threads: usize) -> anyhow::Result<Self> {
         let decoder = Arc::new(model.load_decoder()?);
-        let limits = EngineLimits { batch: 1, step_tokens: 512, blocks: 128, context: 2048 };
+        let limits = EngineLimits { batch: 1, step_tokens: 512, blocks: 128, context: 2048, draft_rows: 16 };
         Ok(Self(EngineHandle::start(decoder, model.text.clone(), limits, threads)?))
     }
 

@@ -17,6 +17,7 @@ mod isa;
 mod math;
 mod matrix;
 mod output;
+pub mod probe;
 mod vector;
 
 pub use attention::{AttentionShape, KvSide, Span, attention, write_kv};

@@ -15,5 +15,6 @@ pub mod fetch;
 pub mod gguf;
 pub mod kv;
 mod ops;
+pub mod synth;
 pub mod text;
 pub mod weights;

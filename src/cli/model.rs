@@ -3,12 +3,18 @@
 use anyhow::{Context, bail};
 
 use weaklink_models::card::{Card, CardKind};
+use weaklink_models::fetch::LocalModel;
 
 use super::{ModelArgs, pull};
 use crate::engine::load::OpenModel;
 
 /// Finds (and where needed fetches) the model that the arguments name, and opens it.
 pub(crate) fn open(args: &ModelArgs) -> anyhow::Result<OpenModel> {
+    OpenModel::open(&find(args)?)
+}
+
+/// Finds (and where needed fetches) the model that the arguments name.
+pub(crate) fn find(args: &ModelArgs) -> anyhow::Result<LocalModel> {
     device(&args.device)?;
     if kind(args) == Some(CardKind::Embedder) {
         bail!(
@@ -16,7 +22,7 @@ pub(crate) fn open(args: &ModelArgs) -> anyhow::Result<OpenModel> {
             args.model
         );
     }
-    OpenModel::open(&pull::resolve(&args.model, args.offline)?)
+    Ok(pull::resolve(&args.model, args.offline)?)
 }
 
 /// What a card says that its model is for, known before anything is fetched; `None` where no card is named.

@@ -171,13 +171,18 @@ impl OpenModel {
             name: self.name.clone(),
             sha256: hex(&hash.finalize()),
             family: self.config.family.name().into(),
-            quantization: match &self.source {
-                Source::Gguf(gguf) => quantization(gguf),
-                Source::Folder(_) => "safetensors".into(),
-            },
+            quantization: self.quantization(),
             template: self.text.has_template().then(|| self.text.template_hash()),
             folds_system: self.text.folds_system(),
         })
+    }
+
+    /// Formats of the matrices and how many of each.
+    pub fn quantization(&self) -> String {
+        match &self.source {
+            Source::Gguf(gguf) => quantization(gguf),
+            Source::Folder(_) => "safetensors".into(),
+        }
     }
 
     /// Adds up what loading takes; an error where it cannot fit.

@@ -1,6 +1,6 @@
 //! Writes small GGUF files: tests and synthetic models.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use weaklink_kernels::Format;
@@ -130,7 +130,23 @@ impl From<Value<'_>> for MetaValue {
     }
 }
 
-/// Builds a GGUF file in memory.
+/// A tensor's bytes, or how many there will be.
+#[derive(Clone, Debug)]
+enum Data {
+    Here(Vec<u8>),
+    Later(usize),
+}
+
+impl Data {
+    fn len(&self) -> usize {
+        match self {
+            Self::Here(bytes) => bytes.len(),
+            Self::Later(len) => *len,
+        }
+    }
+}
+
+/// Builds a GGUF file in memory, or its head with tensors that follow when it is [streamed](Self::stream).
 ///
 /// It writes what it is told and checks nothing, so that tests can also write
 /// files that must be refused: the checks are [`Gguf::open`](super::Gguf::open)'s.
@@ -139,7 +155,7 @@ pub struct GgufWriter {
     version: u32,
     alignment: usize,
     metadata: Vec<(String, MetaValue)>,
-    tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
+    tensors: Vec<(String, Vec<u64>, u32, Data)>,
 }
 
 impl Default for GgufWriter {
@@ -194,12 +210,73 @@ impl GgufWriter {
     #[must_use]
     pub fn raw_tensor(mut self, name: &str, shape: &[u64], ggml_type: u32, bytes: Vec<u8>) -> Self {
         let innermost_first = shape.iter().rev().copied().collect();
-        self.tensors.push((name.to_owned(), innermost_first, ggml_type, bytes));
+        self.tensors.push((name.to_owned(), innermost_first, ggml_type, Data::Here(bytes)));
         self
     }
 
-    /// The file's bytes.
+    /// Appends a tensor whose bytes are asked for by [`stream`](Self::stream); `shape` is outermost first.
+    ///
+    /// # Panics
+    /// If the format's blocks do not divide a row or the size overflows: such a tensor cannot be stored.
+    #[must_use]
+    pub fn planned_tensor(mut self, name: &str, shape: &[usize], format: Format) -> Self {
+        let (cols, rows) = shape.split_last().expect("a tensor has a shape");
+        let row = format.row_bytes(*cols).expect("whole blocks in a row");
+        let len = rows.iter().try_fold(row, |len, rows| len.checked_mul(*rows)).expect("a size that can be stored");
+        let innermost_first = shape.iter().rev().map(|&d| d as u64).collect();
+        self.tensors.push((name.to_owned(), innermost_first, format.ggml_id(), Data::Later(len)));
+        self
+    }
+
+    /// Writes the file to `out`. `data(i, out)` writes the bytes of the i-th tensor, if it is a
+    /// [planned](Self::planned_tensor) one.
+    ///
+    /// # Errors
+    /// Those of `out` and `data`, and where `data` writes more or fewer bytes than the tensor has.
+    pub fn stream(
+        &self,
+        out: &mut dyn Write,
+        mut data: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let head = self.head();
+        out.write_all(&head)?;
+        let mut at = head.len();
+        for (index, (name, _, _, bytes)) in self.tensors.iter().enumerate() {
+            let padding = at.next_multiple_of(self.alignment) - at;
+            out.write_all(&vec![0; padding])?;
+            match bytes {
+                Data::Here(bytes) => out.write_all(bytes)?,
+                Data::Later(len) => {
+                    let mut counted = Counted { out, bytes: 0 };
+                    data(index, &mut counted)?;
+                    if counted.bytes != *len {
+                        return Err(io::Error::other(format!(
+                            "tensor {name}: {} bytes written of {len}",
+                            counted.bytes
+                        )));
+                    }
+                }
+            }
+            at += padding + bytes.len();
+        }
+        Ok(())
+    }
+
+    /// The file's bytes; those of planned tensors are zeros.
     pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = self.head();
+        for (_, _, _, data) in &self.tensors {
+            out.resize(out.len().next_multiple_of(self.alignment), 0);
+            match data {
+                Data::Here(bytes) => out.extend(bytes),
+                Data::Later(len) => out.resize(out.len() + len, 0),
+            }
+        }
+        out
+    }
+
+    /// Everything before the tensors' bytes.
+    fn head(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -218,10 +295,6 @@ impl GgufWriter {
             out.extend(offset.to_le_bytes());
             offset += bytes.len().next_multiple_of(self.alignment) as u64;
         }
-        for (_, _, _, bytes) in &self.tensors {
-            out.resize(out.len().next_multiple_of(self.alignment), 0);
-            out.extend(bytes);
-        }
         out
     }
 
@@ -231,6 +304,24 @@ impl GgufWriter {
     /// Those of the file system.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         std::fs::write(path, self.to_bytes())
+    }
+}
+
+/// Counts what passes through.
+struct Counted<'a> {
+    out: &'a mut dyn Write,
+    bytes: usize,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.bytes += written;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
