@@ -23,7 +23,7 @@ async fn main() -> anyhow::Result<()> {
     let spec = std::env::args().nth(1).unwrap_or_else(|| "smollm2-135m".into()).parse()?;
     let local = Fetcher::new(FetchOptions::default()).resolve(&spec, &mut |_| {})?;
     let threads = std::thread::available_parallelism()?.get();
-    let model = OpenModel::open(&local)?.start(&LoadOptions { batch: 8, threads, context: None })?;
+    let model = OpenModel::open(&local)?.start(&LoadOptions { batch: 8, threads, context: None, expected: None })?;
     let backend = Backend::Local(model.handle);
     for (name, template) in CONDITIONS {
         let mut trials = tokio::task::JoinSet::new();
