@@ -123,7 +123,7 @@ fn the_self_check_finds_every_family_identical() {
         let (decoder, text) = loaded(&format!("tiny-{family}"));
         let report = Check::new(decoder, text).expect("prompts").run(2).expect("computed");
         assert_eq!(report.difference, None, "{family}");
-        assert_eq!((report.prompts, report.settings.len()), (8, 10));
+        assert_eq!((report.prompts, report.settings.len()), (8, 11));
         assert!(report.logit_rows > 1000 && report.tokens > 100, "{report:?}");
     }
     let path = golden("tiny-qwen2.gguf");
