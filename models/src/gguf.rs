@@ -66,6 +66,14 @@ pub struct TensorView<'a> {
     pub bytes: &'a [u8],
 }
 
+/// Lets go of the pages of a mapped file. Failing to is no harm.
+#[cfg(unix)]
+pub(crate) fn release(map: &Mmap, start: usize, len: usize) {
+    // SAFETY: the map is of a file and only read: a page that is dropped is read from the file again when it is
+    // looked at, with the same contents.
+    let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+}
+
 impl Gguf {
     /// Maps a file and checks all of its header.
     ///
@@ -122,6 +130,18 @@ impl Gguf {
             shape: &tensor.shape,
             bytes: &self.map[tensor.start..tensor.start + tensor.bytes],
         })
+    }
+
+    /// Tells the operating system that a tensor's bytes will not be read again soon: once repacked, they need not stay
+    /// in memory beside their copy. They can still be read.
+    pub fn release(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some(&index) = self.by_name.get(name) {
+            let tensor = &self.tensors[index];
+            release(&self.map, tensor.start, tensor.bytes);
+        }
+        #[cfg(not(unix))]
+        let _ = name;
     }
 
     /// Names of all tensors in file order.

@@ -32,8 +32,13 @@ impl Weights<'_> {
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<QuantMatrix, ModelError> {
         let raw = self.raw(name)?.ok_or_else(|| self.missing(name))?;
         self.expect_shape(name, &raw, &[rows, cols])?;
-        QuantMatrix::new(raw.format, rows, cols, raw.bytes)
-            .map_err(|e| ModelError::File { file: self.place(), what: format!("tensor {name}: {e}") })
+        let matrix = QuantMatrix::new(raw.format, rows, cols, raw.bytes)
+            .map_err(|e| ModelError::File { file: self.place(), what: format!("tensor {name}: {e}") })?;
+        match self {
+            Weights::Gguf(gguf) => gguf.release(name),
+            Weights::Folder(folder) => folder.release(name),
+        }
+        Ok(matrix)
     }
 
     /// A vector of `len` values in f32.
@@ -140,6 +145,19 @@ impl Folder {
     /// The mapped files, in the order of their names.
     pub fn files(&self) -> Vec<PathBuf> {
         self.shards.iter().map(|shard| shard.file.clone()).collect()
+    }
+
+    /// As [`Gguf::release`].
+    fn release(&self, name: &str) {
+        #[cfg(unix)]
+        for shard in &self.shards {
+            if let Some(info) = shard.metadata.info(&hub_name(name)) {
+                let (start, end) = info.data_offsets;
+                crate::gguf::release(&shard.map, shard.data + start, end - start);
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = name;
     }
 
     fn raw(&self, name: &str) -> Result<Option<Raw<'_>>, ModelError> {

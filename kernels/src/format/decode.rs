@@ -26,9 +26,27 @@ impl Block {
     /// # Panics
     /// On a dense format or another size: callers cut the bytes by `block_bytes`.
     pub fn decode(format: Format, raw: &[u8]) -> Self {
+        let mut block = Self::new(format);
+        block.read(format, raw);
+        block
+    }
+
+    /// A block of zeros, to be read into.
+    ///
+    /// # Panics
+    /// On a dense format.
+    pub fn new(format: Format) -> Self {
         let layout = format.layout().expect("only quantized formats have blocks");
+        Self { layout, codes: [0; 256], d: f16::ZERO, m: f16::ZERO, sub: [0; 16], sub_min: [0; 16] }
+    }
+
+    /// Decodes another block of the same format in place, which saves clearing it: every code and scale is written.
+    ///
+    /// # Panics
+    /// As [`Block::decode`].
+    pub fn read(&mut self, format: Format, raw: &[u8]) {
         assert_eq!(raw.len(), format.block_bytes());
-        let mut block = Self { layout, codes: [0; 256], d: f16::ZERO, m: f16::ZERO, sub: [0; 16], sub_min: [0; 16] };
+        let block = self;
         match format {
             Format::Q4_0 => block.legacy(half(raw, 0), f16::ZERO, &[], &raw[2..]),
             Format::Q4_1 => block.legacy(half(raw, 0), half(raw, 2), &[], &raw[4..]),
@@ -47,7 +65,6 @@ impl Block {
             Format::Q6K => block.q6k(raw),
             Format::F32 | Format::F16 | Format::BF16 => unreachable!("dense formats have no layout"),
         }
-        block
     }
 
     /// The value at index `k`. The order of operations is the reference's, so the bits are too.
@@ -141,10 +158,12 @@ impl Block {
         }
     }
 
-    /// Adds bits `from ..` of the first 32 `bytes` to bits `to ..` of the codes `32 · part ..`, one byte a code.
+    /// Puts bits `from ..` of the first 32 `bytes` at bits `to ..` of the codes `32 · part ..`, one byte a code.
+    /// The lowest bits come first: they replace what was there.
     fn add_bits(&mut self, part: usize, bytes: &[u8], from: usize, mask: u8, to: u32) {
         for (code, byte) in self.codes[32 * part..][..32].iter_mut().zip(bytes) {
-            *code |= (byte >> from & mask) << to;
+            let bits = (byte >> from & mask) << to;
+            *code = if to == 0 { bits } else { *code | bits };
         }
     }
 }

@@ -10,10 +10,10 @@ use crate::isa::{Bytes, Floats, Halves, LANES};
 pub(super) fn pack(format: Format, rows: usize, cols: usize, bytes: &[u8]) -> Data {
     match (format, format.layout()) {
         (_, Some(layout)) => Data::Quant(quant(format, layout, rows, cols, bytes)),
-        (Format::F32, None) => Data::Full(dense(rows, cols, bytes, Floats::ZERO, |to, lane, raw: &[u8; 4]| {
+        (Format::F32, None) => Data::Full(dense(rows, cols, bytes, |to: &mut Floats, lane, raw: &[u8; 4]| {
             to.0[lane] = f32::from_le_bytes(*raw);
         })),
-        (_, None) => Data::Half(dense(rows, cols, bytes, Halves([0; LANES]), |to, lane, raw: &[u8; 2]| {
+        (_, None) => Data::Half(dense(rows, cols, bytes, |to: &mut Halves, lane, raw: &[u8; 2]| {
             to.0[lane] = u16::from_le_bytes(*raw);
         })),
     }
@@ -24,10 +24,10 @@ fn dense<T: Copy + Send + Sync, const N: usize>(
     rows: usize,
     cols: usize,
     bytes: &[u8],
-    zero: T,
     set: impl Fn(&mut T, usize, &[u8; N]) + Sync,
 ) -> Vec<T> {
-    let mut out = vec![zero; rows.div_ceil(LANES) * cols];
+    // SAFETY: the callers' types are floats and integers, for which all zeros is a value.
+    let mut out: Vec<T> = unsafe { zeroed(rows.div_ceil(LANES) * cols) };
     let values = bytes.as_chunks::<N>().0;
     if cols > 0 {
         out.par_chunks_mut(cols).zip(values.par_chunks(LANES * cols)).for_each(|(panel, values)| {
@@ -78,9 +78,12 @@ fn quant(format: Format, layout: Layout, rows: usize, cols: usize, bytes: &[u8])
     let mut out = Quant {
         layout,
         units: cols / UNIT,
-        planes: vec![Bytes::ZERO; panels * size.planes],
-        d: vec![Halves([0; LANES]); panels * size.d],
-        m: vec![Halves([0; LANES]); panels * size.m],
+        // SAFETY: integers, for which all zeros is a value.
+        planes: unsafe { zeroed(panels * size.planes) },
+        // SAFETY: as above.
+        d: unsafe { zeroed(panels * size.d) },
+        // SAFETY: as above.
+        m: unsafe { zeroed(panels * size.m) },
         sub: vec![[0; LANES]; panels * size.sub],
         sub_min: vec![[0; LANES]; panels * size.sub_min],
     };
@@ -105,6 +108,16 @@ fn quant(format: Format, layout: Layout, rows: usize, cols: usize, bytes: &[u8])
     out
 }
 
+/// Zeros that the operating system hands out a page at a time, to the thread that first writes to it: filling them here
+/// would touch all of a model's memory once more, from one thread.
+///
+/// # Safety
+/// All zeros must be a value of `T`.
+unsafe fn zeroed<T>(len: usize) -> Vec<T> {
+    // SAFETY: the caller's promise.
+    unsafe { Box::<[T]>::new_zeroed_slice(len).assume_init() }.into_vec()
+}
+
 /// The parts of one panel: source rows and destinations.
 struct Panel<'a> {
     rows: &'a [u8],
@@ -119,11 +132,12 @@ impl Panel<'_> {
     fn fill(self, format: Format, layout: Layout, row_bytes: usize) {
         let (len, size, bits) = (format.block_len(), format.block_bytes(), layout.bits as usize);
         let subs = len / UNIT * layout.subs;
+        // 8 units at most; padding lanes keep code, scale and minimum zero, the others are written in each turn
+        let mut codes = [[Bytes::ZERO; planes::GROUPS]; 8];
+        let mut block = Block::new(format);
         for b in 0..row_bytes / size {
-            // 8 units at most; padding lanes keep code, scale and minimum zero
-            let mut codes = [[Bytes::ZERO; planes::GROUPS]; 8];
             for (lane, row) in self.rows.chunks_exact(row_bytes).enumerate() {
-                let block = Block::decode(format, &row[b * size..][..size]);
+                block.read(format, &row[b * size..][..size]);
                 for (group, four) in codes.as_flattened_mut().iter_mut().zip(block.codes[..len].as_chunks::<4>().0) {
                     group.0.as_chunks_mut::<4>().0[lane] = *four;
                 }

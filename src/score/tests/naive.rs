@@ -16,13 +16,14 @@ fn normalise(text: &str) -> String {
     ungrouped.replace('\u{1}', " ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Drops `separator` from every run of ASCII digits and separators that is a well-grouped number.
+/// Drops `separator` from every run of ASCII digits and single separators between them that is a well-grouped number.
 fn ungroup(text: &str, separator: char) -> String {
     let chars: Vec<char> = text.chars().collect();
     let (mut out, mut i) = (String::new(), 0);
     while i < chars.len() {
         let mut end = i;
-        while end < chars.len() && (chars[end].is_ascii_digit() || chars[end] == separator) {
+        let digit = |k: usize| chars.get(k).is_some_and(char::is_ascii_digit);
+        while digit(end) || end > i && chars.get(end) == Some(&separator) && digit(end + 1) {
             end += 1;
         }
         if end == i || !chars[i].is_ascii_digit() {
@@ -30,9 +31,7 @@ fn ungroup(text: &str, separator: char) -> String {
             i += 1;
             continue;
         }
-        let mut run: String = chars[i..end].iter().collect();
-        let tail = run.len() - run.trim_end_matches(separator).len();
-        let tail: String = run.split_off(run.len() - tail);
+        let run: String = chars[i..end].iter().collect();
         let groups: Vec<&str> = run.split(separator).collect();
         let grouped = groups.len() > 1
             && (1..=3).contains(&groups[0].len())
@@ -40,13 +39,11 @@ fn ungroup(text: &str, separator: char) -> String {
             && groups[1..].iter().all(|group| group.len() == 3);
         let joins = |c: char| ".,:/-'".contains(c);
         let goes_on = i >= 2 && joins(chars[i - 1]) && chars[i - 2].is_numeric();
-        let other = tail.is_empty()
-            && end + 1 < chars.len()
+        let other = end + 1 < chars.len()
             && ",'".contains(chars[end])
             && chars[end] != separator
             && chars[end + 1].is_ascii_digit();
         out.push_str(&if grouped && !goes_on && !other { groups.concat() } else { run });
-        out.push_str(&tail);
         i = end;
     }
     out
@@ -105,6 +102,10 @@ fn spaced_digits_are_one_number_or_none() {
         }
     }
     assert!(contains("8\u{202f}660 units", "8,660"));
+    // Two spaces end a number, whatever they are.
+    for text in ["8\u{202f}088\u{a0}\u{a0}0", "8\u{202f}088  0"] {
+        assert!(contains(text, "8088") && naive(text, "8088") && contains(text, "0") && naive(text, "0"));
+    }
 }
 
 #[test]
