@@ -1,133 +1,19 @@
 //! Fetching against a server and a pip that misbehave, both on this machine.
 
+mod place;
+mod server;
+
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::net::TcpListener;
+use std::sync::Mutex;
 use std::time::Duration;
 
+use place::Place;
+use server::{Reply, Server};
 use sha2::{Digest, Sha256};
 
 use super::options::is_truthy;
 use super::*;
-
-/// What the server was asked.
-#[derive(Clone, Debug)]
-struct Asked {
-    method: String,
-    path: String,
-    headers: HashMap<String, String>,
-}
-
-/// What it does.
-enum Reply {
-    /// The bytes with this status; a range is honoured for 200.
-    Body(u16, Vec<u8>),
-    /// Announces all, sends the first `n` (of the range, if one is asked for), closes.
-    Cut(Vec<u8>, usize),
-    /// Announces all, sends the first `n`, then nothing, for ever.
-    Stall(Vec<u8>, usize),
-    /// The whole file, whatever range is asked for.
-    NoRange(Vec<u8>),
-    /// Headers without a body.
-    Head(u16, Vec<(&'static str, String)>),
-    /// Says nothing.
-    Silence,
-}
-
-struct Server {
-    endpoint: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
-}
-
-impl Server {
-    fn start(handler: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let endpoint = format!("http://{}", listener.local_addr().expect("address"));
-        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
-        let log = Arc::clone(&asked);
-        let handler = Arc::new(handler);
-        // Ends with the test process.
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (handler, log) = (Arc::clone(&handler), Arc::clone(&log));
-                std::thread::spawn(move || answer(stream, &*handler, &log));
-            }
-        });
-        Server { endpoint, asked }
-    }
-
-    fn gets(&self) -> Vec<Asked> {
-        self.asked.lock().expect("log").iter().filter(|a| a.method == "GET").cloned().collect()
-    }
-
-    fn count(&self) -> usize {
-        self.asked.lock().expect("log").len()
-    }
-}
-
-fn answer(stream: TcpStream, handler: &dyn Fn(&Asked) -> Reply, log: &Mutex<Vec<Asked>>) {
-    let mut reader = BufReader::new(stream.try_clone().expect("clone"));
-    let mut stream = stream;
-    let mut line = String::new();
-    if reader.read_line(&mut line).is_err() {
-        return;
-    }
-    let mut words = line.split_whitespace().map(str::to_owned);
-    let (Some(method), Some(path)) = (words.next(), words.next()) else { return };
-    let mut headers = HashMap::new();
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line).is_err() || line.trim().is_empty() {
-            break;
-        }
-        if let Some((name, value)) = line.trim().split_once(": ") {
-            headers.insert(name.to_lowercase(), value.to_owned());
-        }
-    }
-    let asked = Asked { method, path, headers };
-    log.lock().expect("log").push(asked.clone());
-    let range = |body: &[u8]| {
-        let (start, end) = asked.headers.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
-        let (start, end): (usize, usize) = (start.parse().ok()?, end.parse().ok()?);
-        (start <= end && end < body.len()).then_some(start..end + 1)
-    };
-    let head_only = asked.method == "HEAD";
-    let mut send = |status: u16, body: &[u8], n: usize| {
-        let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
-        let _ = stream.write_all(head.as_bytes());
-        if !head_only {
-            let _ = stream.write_all(&body[..n.min(body.len())]);
-        }
-        let _ = stream.flush();
-    };
-    let ranged = |body: Vec<u8>| match range(&body) {
-        Some(range) => (206, body[range].to_vec()),
-        None => (200, body),
-    };
-    match handler(&asked) {
-        Reply::Body(200, body) => {
-            let (status, body) = ranged(body);
-            send(status, &body, body.len());
-        }
-        Reply::Body(status, body) => send(status, &body, body.len()),
-        Reply::NoRange(body) => send(200, &body, body.len()),
-        Reply::Cut(body, n) => {
-            let (status, body) = ranged(body);
-            send(status, &body, n);
-        }
-        Reply::Stall(body, n) => {
-            let (status, body) = ranged(body);
-            send(status, &body, n);
-            std::thread::sleep(Duration::from_secs(60));
-        }
-        Reply::Head(status, headers) => {
-            let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-            let _ = stream.write_all(format!("HTTP/1.1 {status} X\r\n{lines}connection: close\r\n\r\n").as_bytes());
-        }
-        Reply::Silence => std::thread::sleep(Duration::from_secs(60)),
-    }
-}
 
 fn sha(bytes: &[u8]) -> String {
     part::hex(&Sha256::digest(bytes))
@@ -152,74 +38,6 @@ fn card(files: &[(&str, &[u8])], sources: &str) -> Card {
 
 const HUB: &str = "[[sources]]\nfrom = \"hub\"\nrepo = \"own/repo\"\nrevision = \"main\"\n";
 const PARTS: &str = "[[sources]]\nfrom = \"parts\"\nparts = [{ package = \"one\", version = \"1.0\", member = \"one/m.part0\" }, { package = \"two\", version = \"1.0\", member = \"two/m.part1\" }]\n";
-
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        Place { folder: tempfile::tempdir().expect("folder") }
-    }
-
-    fn cache(&self) -> PathBuf {
-        self.folder.path().join("cache")
-    }
-
-    fn fetcher(&self, endpoint: &str) -> Fetcher {
-        self.fetcher_with(endpoint, "exit 1", false)
-    }
-
-    /// `pip` is a shell script; `$dest` and `$name` are set for it.
-    fn fetcher_with(&self, endpoint: &str, pip: &str, offline: bool) -> Fetcher {
-        let script = self.folder.path().join("pip.sh");
-        let prelude = "while [ $# -gt 1 ]; do [ \"$1\" = --dest ] && dest=\"$2\"; shift; done; name=\"${1%%==*}\"\n";
-        fs::write(&script, format!("{prelude}wheels='{}'\n{pip}\n", self.folder.path().display())).expect("script");
-        let options = FetchOptions {
-            cache: Some(self.cache()),
-            offline,
-            endpoint: Some(endpoint.to_owned()),
-            pip: Some(vec!["sh".into(), script.into()]),
-            deadlines: Deadlines {
-                connect: Duration::from_millis(500),
-                response: Duration::from_millis(700),
-                stall: Duration::from_millis(300),
-                pip: Duration::from_secs(20),
-            },
-        };
-        let environment = Environment { token: Some("hf_canary".into()), ..Environment::default() };
-        Fetcher::with_environment(options, environment)
-    }
-
-    /// Writes `NAME.whl` for the fake pip to copy.
-    fn wheel(&self, name: &str, members: &[(&str, &[u8])]) {
-        let file = fs::File::create(self.folder.path().join(format!("{name}.whl"))).expect("wheel");
-        let mut zip = zip::ZipWriter::new(file);
-        for (member, bytes) in members {
-            zip.start_file(*member, zip::write::SimpleFileOptions::default()).expect("member");
-            zip.write_all(bytes).expect("member");
-        }
-        zip.finish().expect("wheel");
-    }
-
-    /// Everything in the cache, hidden files too.
-    fn cached_files(&self) -> Vec<String> {
-        fn walk(folder: &Path, base: &Path, found: &mut Vec<String>) {
-            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-                let path = entry.path();
-                if path.is_dir() {
-                    walk(&path, base, found);
-                } else {
-                    found.push(path.strip_prefix(base).expect("inside").to_string_lossy().into_owned());
-                }
-            }
-        }
-        let mut found = Vec::new();
-        walk(&self.cache(), &self.cache(), &mut found);
-        found.sort();
-        found
-    }
-}
 
 const COPY: &str = "cp \"$wheels/$name.whl\" \"$dest/$name-1.0-py3-none-any.whl\"";
 
