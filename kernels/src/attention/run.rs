@@ -111,6 +111,10 @@ impl SimdOp for Attend<'_> {
         let rows = scratch.visible.len();
         scratch.merged.clear(rows, vectors);
         let split = inputs.partials.starts[task.cluster];
+        let results = &inputs.partials.results;
+        let first_result = |start: usize, segment: usize| {
+            start + (task.kv_head * cluster.segments.len() + segment - cluster.segments.start) * rows
+        };
         for segment in task.segments.clone() {
             scratch.softmax.clear(rows, vectors);
             for first in (segment * SEGMENT..(segment + 1) * SEGMENT).step_by(CHUNK) {
@@ -118,7 +122,9 @@ impl SimdOp for Attend<'_> {
             }
             match split {
                 None => scratch.merge_segment(s, segment, vectors),
-                Some(start) => scratch.hand_in(inputs, cluster, task.kv_head, segment, start, vectors),
+                // SAFETY: clusters, heads and segments have rows of their own; each segment is computed by one task,
+                // and read only when none is waited for any more.
+                Some(start) => unsafe { scratch.hand_in(results, first_result(start, segment), vectors) },
             }
         }
         if let Some(start) = split {
@@ -128,7 +134,8 @@ impl SimdOp for Attend<'_> {
                 return;
             }
             for segment in cluster.segments.clone() {
-                scratch.take_over(inputs, cluster, task.kv_head, segment, start, vectors);
+                // SAFETY: all tasks of this cluster and head are done with their rows: none of them waits any more.
+                unsafe { scratch.take_over(results, first_result(start, segment), vectors) };
                 scratch.merge_segment(s, segment, vectors);
             }
         }
@@ -206,47 +213,27 @@ fn attend_to_chunk<S: Simd>(
         }
         let rows = scratch.rows[begin].start..scratch.rows[next - 1].end;
         let starts = starts(inputs, blocks, kv_head, first);
+        let Scratch { q, visible, softmax, k, v, .. } = &mut *scratch;
+        let mut pass = Pass { q, visible, softmax, first, dim: shape.head_dim };
         if rows.len() < WIDEN && shape.head_dim.is_multiple_of(LANES) {
             let chunk = Chunk {
                 k: inputs.k.as_chunks().0,
                 v: inputs.v.as_chunks().0,
                 starts: starts.map(|start| start.unwrap_or(0) / LANES),
             };
-            attend_rows(
-                s,
-                scratch.visible.as_slice(),
-                &scratch.q,
-                &mut scratch.softmax,
-                rows,
-                first,
-                &chunk,
-                shape.head_dim,
-            );
+            pass.rows(s, rows, &chunk);
         } else {
             let stride = vectors * LANES;
-            scratch.k.resize(GROUPS * stride, Floats::ZERO);
-            scratch.v.resize(GROUPS * stride, Floats::ZERO);
+            k.resize(GROUPS * stride, Floats::ZERO);
+            v.resize(GROUPS * stride, Floats::ZERO);
             for (group, start) in starts.iter().enumerate() {
                 let Some(start) = *start else { break };
                 let len = shape.head_dim * LANES;
-                widen(s, &inputs.k[start..start + len], LANES, &mut scratch.k[group * stride..]);
-                widen(s, &inputs.v[start..start + len], shape.head_dim, &mut scratch.v[group * stride..]);
+                widen(s, &inputs.k[start..start + len], LANES, &mut k[group * stride..]);
+                widen(s, &inputs.v[start..start + len], shape.head_dim, &mut v[group * stride..]);
             }
-            let chunk = Chunk {
-                k: as_arrays(&scratch.k),
-                v: as_arrays(&scratch.v),
-                starts: std::array::from_fn(|group| group * stride),
-            };
-            attend_rows(
-                s,
-                scratch.visible.as_slice(),
-                &scratch.q,
-                &mut scratch.softmax,
-                rows,
-                first,
-                &chunk,
-                shape.head_dim,
-            );
+            let chunk = Chunk { k: as_arrays(k), v: as_arrays(v), starts: std::array::from_fn(|group| group * stride) };
+            pass.rows(s, rows, &chunk);
         }
     }
 }
@@ -273,108 +260,99 @@ fn widen<S: Simd>(s: S, from: &[u16], width: usize, to: &mut [Floats]) {
     }
 }
 
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "parts of the scratch, borrowed differently")]
-fn attend_rows<S: Simd, T: Element>(
-    s: S,
-    visible: &[Range<usize>],
-    q: &[Floats],
-    softmax: &mut Softmax,
-    rows: Range<usize>,
+/// What it takes to attend to one chunk, from `first` on: parts of the scratch, borrowed differently.
+struct Pass<'a> {
+    q: &'a [Floats],
+    visible: &'a [Range<usize>],
+    softmax: &'a mut Softmax,
     first: usize,
-    chunk: &Chunk<'_, T>,
     dim: usize,
-) {
-    let mut row = rows.start;
-    while row < rows.end {
-        let left = rows.end - row;
-        row += match left {
-            6.. => tile::<S, T, 6>(s, visible, q, softmax, row, first, chunk, dim),
-            3 | 5.. => tile::<S, T, 3>(s, visible, q, softmax, row, first, chunk, dim),
-            2.. => tile::<S, T, 2>(s, visible, q, softmax, row, first, chunk, dim),
-            _ => tile::<S, T, 1>(s, visible, q, softmax, row, first, chunk, dim),
-        };
-    }
 }
 
-/// `R` rows from `row` on; returns `R`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "parts of the scratch, borrowed differently")]
-fn tile<S: Simd, T: Element, const R: usize>(
-    s: S,
-    visible: &[Range<usize>],
-    q: &[Floats],
-    softmax: &mut Softmax,
-    row: usize,
-    first: usize,
-    chunk: &Chunk<'_, T>,
-    dim: usize,
-) -> usize {
-    let vectors = dim.div_ceil(LANES);
-    let keys: [Range<usize>; R] = std::array::from_fn(|r| in_chunk(&visible[row + r], first));
-    // Keys from the first to the last that some row sees, and keys that all of them see.
-    let seen = || keys.iter().filter(|keys| !keys.is_empty());
-    let any_start = seen().map(|keys| keys.start).min().unwrap_or(0);
-    let any = any_start..seen().map(|keys| keys.end).max().unwrap_or(0);
-    let mut all = 0..CHUNK;
-    for keys in &keys {
-        all = all.start.max(keys.start)..all.end.min(keys.end);
-    }
-    if any.is_empty() {
-        return R;
+impl Pass<'_> {
+    #[inline(always)]
+    fn rows<S: Simd, T: Element>(&mut self, s: S, rows: Range<usize>, chunk: &Chunk<'_, T>) {
+        let mut row = rows.start;
+        while row < rows.end {
+            row += match rows.end - row {
+                6.. => self.tile::<S, T, 6>(s, row, chunk),
+                3 | 5.. => self.tile::<S, T, 3>(s, row, chunk),
+                2.. => self.tile::<S, T, 2>(s, row, chunk),
+                _ => self.tile::<S, T, 1>(s, row, chunk),
+            };
+        }
     }
 
-    let q: [&[f32]; R] =
-        std::array::from_fn(|r| &as_arrays(&q[(row + r) * vectors..][..vectors]).as_flattened()[..dim]);
-    let mut scores = [[Floats::ZERO; GROUPS]; R];
-    let groups = any.start / LANES..any.end.div_ceil(LANES);
-    score(s, q, chunk, groups.clone(), &mut scores);
-    for r in 0..R {
-        if keys[r].start > groups.start * LANES || keys[r].end < groups.end * LANES {
-            for (i, scores) in scores[r].iter_mut().flat_map(|scores| &mut scores.0).enumerate() {
-                if i < keys[r].start || i >= keys[r].end {
-                    *scores = f32::NEG_INFINITY;
+    /// `R` rows from `row` on; returns `R`.
+    #[inline(always)]
+    fn tile<S: Simd, T: Element, const R: usize>(&mut self, s: S, row: usize, chunk: &Chunk<'_, T>) -> usize {
+        let (first, dim) = (self.first, self.dim);
+        let vectors = dim.div_ceil(LANES);
+        let keys: [Range<usize>; R] = std::array::from_fn(|r| in_chunk(&self.visible[row + r], first));
+        // Keys from the first to the last that some row sees, and keys that all of them see.
+        let seen = || keys.iter().filter(|keys| !keys.is_empty());
+        let any_start = seen().map(|keys| keys.start).min().unwrap_or(0);
+        let any = any_start..seen().map(|keys| keys.end).max().unwrap_or(0);
+        let mut all = 0..CHUNK;
+        for keys in &keys {
+            all = all.start.max(keys.start)..all.end.min(keys.end);
+        }
+        if any.is_empty() {
+            return R;
+        }
+
+        let q: [&[f32]; R] =
+            std::array::from_fn(|r| &as_arrays(&self.q[(row + r) * vectors..][..vectors]).as_flattened()[..dim]);
+        let mut scores = [[Floats::ZERO; GROUPS]; R];
+        let groups = any.start / LANES..any.end.div_ceil(LANES);
+        score(s, q, chunk, groups.clone(), &mut scores);
+        for r in 0..R {
+            if keys[r].start > groups.start * LANES || keys[r].end < groups.end * LANES {
+                for (i, scores) in scores[r].iter_mut().flat_map(|scores| &mut scores.0).enumerate() {
+                    if i < keys[r].start || i >= keys[r].end {
+                        *scores = f32::NEG_INFINITY;
+                    }
                 }
             }
         }
-    }
-    let mut largest: [f32; R] = *softmax.largest[row..].first_chunk().expect("R rows");
-    let mut totals: [Floats; R] = *softmax.totals[row..].first_chunk().expect("R rows");
-    let mut fades = weigh(s, &mut scores, groups, &mut largest, &mut totals);
-    for r in 0..R {
-        // A row that sees none of these keys keeps its state.
-        if keys[r].is_empty() {
-            fades[r] = 1.0;
-        } else {
-            softmax.largest[row + r] = largest[r];
-            softmax.totals[row + r] = totals[r];
-        }
-    }
-    let mut parts = softmax.sums[row * vectors..][..R * vectors].chunks_exact_mut(vectors);
-    let mut sums: [&mut [Floats]; R] = std::array::from_fn(|_| parts.next().expect("a part for each row"));
-    let weights: [&[f32; CHUNK]; R] = std::array::from_fn(|r| {
-        as_arrays(&scores[r]).as_flattened().first_chunk().expect("a row has a weight for each key")
-    });
-    if all.is_empty() {
-        all = CHUNK..CHUNK;
-    }
-    for r in 0..R {
-        let before = keys[r].start..keys[r].end.min(all.start);
-        if !before.is_empty() {
-            accumulate(s, [weights[r]], [fades[r]], before, chunk, [&mut *sums[r]]);
-            fades[r] = 1.0;
-        }
-    }
-    if !all.is_empty() {
-        accumulate(s, weights, fades, all.clone(), chunk, sums.each_mut().map(|sums| &mut **sums));
+        let mut largest: [f32; R] = *self.softmax.largest[row..].first_chunk().expect("R rows");
+        let mut totals: [Floats; R] = *self.softmax.totals[row..].first_chunk().expect("R rows");
+        let mut fades = weigh(s, &mut scores, groups, &mut largest, &mut totals);
         for r in 0..R {
-            let after = all.end..keys[r].end;
-            if !after.is_empty() {
-                accumulate(s, [weights[r]], [1.0], after, chunk, [&mut *sums[r]]);
+            // A row that sees none of these keys keeps its state.
+            if keys[r].is_empty() {
+                fades[r] = 1.0;
+            } else {
+                self.softmax.largest[row + r] = largest[r];
+                self.softmax.totals[row + r] = totals[r];
             }
         }
+        let mut parts = self.softmax.sums[row * vectors..][..R * vectors].chunks_exact_mut(vectors);
+        let mut sums: [&mut [Floats]; R] = std::array::from_fn(|_| parts.next().expect("a part for each row"));
+        let weights: [&[f32; CHUNK]; R] = std::array::from_fn(|r| {
+            as_arrays(&scores[r]).as_flattened().first_chunk().expect("a row has a weight for each key")
+        });
+        if all.is_empty() {
+            all = CHUNK..CHUNK;
+        }
+        for r in 0..R {
+            let before = keys[r].start..keys[r].end.min(all.start);
+            if !before.is_empty() {
+                accumulate(s, [weights[r]], [fades[r]], before, chunk, [&mut *sums[r]]);
+                fades[r] = 1.0;
+            }
+        }
+        if !all.is_empty() {
+            accumulate(s, weights, fades, all.clone(), chunk, sums.each_mut().map(|sums| &mut **sums));
+            for r in 0..R {
+                let after = all.end..keys[r].end;
+                if !after.is_empty() {
+                    accumulate(s, [weights[r]], [1.0], after, chunk, [&mut *sums[r]]);
+                }
+            }
+        }
+        R
     }
-    R
 }
 
 impl Scratch {
@@ -421,21 +399,14 @@ impl Scratch {
         }
     }
 
-    /// Copies a segment's results to where the last task will find them.
-    fn hand_in(
-        &self,
-        inputs: &Inputs<'_>,
-        cluster: &Cluster,
-        kv_head: usize,
-        segment: usize,
-        start: usize,
-        vectors: usize,
-    ) {
-        let rows = self.visible.len();
-        let first = start + (kv_head * cluster.segments.len() + segment - cluster.segments.start) * rows;
-        for row in 0..rows {
-            // SAFETY: clusters, heads and segments have rows of their own, and each segment is computed by one task.
-            let to = unsafe { inputs.partials.results.row(first + row, 0, (2 + vectors) * LANES) };
+    /// Copies a segment's results to rows `first ..` of `results`, where the last task will find them.
+    ///
+    /// # Safety
+    /// No other task reads or writes these rows meanwhile.
+    unsafe fn hand_in(&self, results: &SharedRows<'_>, first: usize, vectors: usize) {
+        for row in 0..self.visible.len() {
+            // SAFETY: the caller's promise.
+            let to = unsafe { results.row(first + row, 0, (2 + vectors) * LANES) };
             let (largest, to) = to.split_at_mut(LANES);
             let (total, sums) = to.split_at_mut(LANES);
             largest[0] = self.softmax.largest[row];
@@ -445,20 +416,13 @@ impl Scratch {
     }
 
     /// The inverse of `hand_in`.
-    fn take_over(
-        &mut self,
-        inputs: &Inputs<'_>,
-        cluster: &Cluster,
-        kv_head: usize,
-        segment: usize,
-        start: usize,
-        vectors: usize,
-    ) {
-        let rows = self.visible.len();
-        let first = start + (kv_head * cluster.segments.len() + segment - cluster.segments.start) * rows;
-        for row in 0..rows {
-            // SAFETY: all tasks of this cluster and head are done with their rows: none of them waits any more.
-            let from = unsafe { inputs.partials.results.row(first + row, 0, (2 + vectors) * LANES) };
+    ///
+    /// # Safety
+    /// As `hand_in`.
+    unsafe fn take_over(&mut self, results: &SharedRows<'_>, first: usize, vectors: usize) {
+        for row in 0..self.visible.len() {
+            // SAFETY: the caller's promise.
+            let from = unsafe { results.row(first + row, 0, (2 + vectors) * LANES) };
             self.softmax.largest[row] = from[0];
             self.softmax.totals[row].0.copy_from_slice(&from[LANES..2 * LANES]);
             let sums = from[2 * LANES..].as_chunks().0;
