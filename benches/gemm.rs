@@ -11,7 +11,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use weaklink_kernels::{Activations, Format, Isa, QuantMatrix, matmul, probe};
 
 /// (format, outputs, inputs)
-const SHAPES: [(Format, usize, usize); 9] = [
+const SHAPES: [(Format, usize, usize); 14] = [
     (Format::Q4_1, 1536, 576),
     (Format::Q4_1, 576, 1536),
     (Format::Q8_0, 49152, 576),
@@ -20,7 +20,12 @@ const SHAPES: [(Format, usize, usize); 9] = [
     (Format::Q4K, 1536, 8960),
     (Format::Q6K, 1536, 8960),
     (Format::Q5K, 1536, 8960),
+    (Format::Q3K, 1536, 8960),
+    (Format::Q2K, 1536, 8960),
+    (Format::Q5_0, 1536, 8960),
+    (Format::Q5_1, 1536, 8960),
     (Format::F16, 1536, 8960),
+    (Format::BF16, 1536, 8960),
 ];
 const ROWS: [usize; 4] = [1, 8, 32, 128];
 
@@ -86,7 +91,7 @@ fn gemm(c: &mut Criterion) {
                     matmul(&w, &x, &mut out, outputs, 0).expect("valid");
                 });
                 let gops = 2.0 * (rows * outputs * inputs) as f64 / seconds / 1e9;
-                let ceiling = if format == Format::F16 { f32 } else { int8 };
+                let ceiling = if matches!(format, Format::F16 | Format::BF16) { f32 } else { int8 };
                 let gbs = w.memory_bytes() as f64 / seconds / 1e9;
                 println!(
                     "{isa}/{format}/{outputs}x{inputs}/{rows}: {gops:.1} GOP/s of {ceiling:.0} ({:.0} %), weights at {gbs:.1} GB/s of {read:.1}",

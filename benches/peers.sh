@@ -7,7 +7,7 @@
 # PYTHON  a Python with llama-cpp-python                   (default: ${XDG_CACHE_HOME:-~/.cache}/weaklink-peers/bin/python)
 # PP, TG, BATCH, THREADS   the work                        (default: 128, 32, 1,8,32, all cores)
 #
-# Where the peer's build dies by a signal (AMX tiles that a virtual machine does not let it use), it is run again without
+# Where the peer's build dies by a signal (its AMX kernels did, built by gcc 12: RESULTS.md), it is run again without
 # its repacked buffers, and the table says so: its numbers are then lower than its best.
 set -euo pipefail
 model=$(realpath "${1:?usage: benches/peers.sh MODEL.gguf [ROUNDS]}") rounds=${2:-3}

@@ -57,11 +57,15 @@ fn main() -> anyhow::Result<()> {
     };
     println!("batch drafts  tokens/s  cached  steps  tokens/step  drafted accepted");
     let mut messages: Option<Vec<String>> = None;
+    let start = |batch, draft_rows| {
+        let limits = EngineLimits { batch, step_tokens: 512, blocks: 2048, context: 8192, draft_rows };
+        EngineHandle::start(decoder.clone(), model.text.clone(), limits, threads)
+    };
     for batch in numbers("--batch", "1,2,4,16")? {
         for drafts in numbers("--drafts", "0,16")? {
             let said = match value("--traffic") {
-                Some(file) => traffic(&model, &decoder, file, threads, batch, drafts)?,
-                None => relay(&model, &decoder, &settings, threads, batch, drafts)?,
+                Some(file) => traffic(start(batch, drafts)?, file, (batch, drafts))?,
+                None => relay(&model, start(batch, drafts)?, &settings, (batch, drafts))?,
             };
             ensure!(messages.get_or_insert_with(|| said.clone()) == &said, "the messages differ");
         }
@@ -72,20 +76,16 @@ fn main() -> anyhow::Result<()> {
 /// One run and its line; returns its messages.
 fn relay(
     open: &OpenModel,
-    decoder: &Arc<Decoder>,
+    engine: EngineHandle,
     settings: &Settings,
-    threads: usize,
-    batch: usize,
-    draft_rows: usize,
+    (batch, draft_rows): (usize, usize),
 ) -> anyhow::Result<Vec<String>> {
-    let limits = EngineLimits { batch, step_tokens: 512, blocks: 2048, context: 8192, draft_rows };
-    let engine = EngineHandle::start(decoder.clone(), open.text.clone(), limits, threads)?;
     let counter = engine.clone();
     let model = Model {
         backend: Backend::Local(engine.clone()),
         identity: open.identity()?,
         device: "cpu".into(),
-        isa: decoder.isa().name().into(),
+        isa: weaklink_kernels::Isa::detect().name().into(),
         shots: u8::from(open.shots > 0),
         context: engine.context(),
         count_tokens: Box::new(move |messages| Ok(counter.prompt_ids(&Prompt::Messages(messages.to_vec()))?.len())),
@@ -103,16 +103,7 @@ fn relay(
 }
 
 /// The requests of a file, all at once, and their line; returns their texts.
-fn traffic(
-    open: &OpenModel,
-    decoder: &Arc<Decoder>,
-    file: &str,
-    threads: usize,
-    batch: usize,
-    draft_rows: usize,
-) -> anyhow::Result<Vec<String>> {
-    let limits = EngineLimits { batch, step_tokens: 512, blocks: 2048, context: 8192, draft_rows };
-    let engine = EngineHandle::start(decoder.clone(), open.text.clone(), limits, threads)?;
+fn traffic(engine: EngineHandle, file: &str, (batch, draft_rows): (usize, usize)) -> anyhow::Result<Vec<String>> {
     let mut requests = Vec::new();
     for text in std::fs::read_to_string(file)?.lines() {
         let body = serde_json::from_str::<serde_json::Value>(text)?["body"].take();
