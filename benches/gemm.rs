@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use weaklink_kernels::{Activations, Format, Isa, QuantMatrix, matmul, probe};
+use weaklink_kernels::{Activations, Format, Isa, QuantMatrix, matmul, probe, quantize};
 
 /// (format, outputs, inputs)
 const SHAPES: [(Format, usize, usize); 14] = [
@@ -39,6 +39,16 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
+/// A tensor: noise for codes and scales, values around zero for dense formats, since bits without pattern would be
+/// subnormal or huge floats, which are slow to multiply.
+fn tensor(format: Format, outputs: usize, inputs: usize) -> Vec<u8> {
+    if format.block_len() == 1 {
+        let values: Vec<f32> = noise(outputs * inputs).into_iter().map(|byte| f32::from(byte) / 96.0 - 1.0).collect();
+        return quantize(format, &values).expect("dense formats are writable");
+    }
+    noise(outputs * format.row_bytes(inputs).expect("whole blocks"))
+}
+
 /// Seconds of the fastest of a few calls.
 fn best(mut call: impl FnMut()) -> f64 {
     let times = (0..20).map(|_| {
@@ -65,7 +75,7 @@ fn ceilings() -> Vec<(Isa, f64, f64, f64)> {
 fn gemm(c: &mut Criterion) {
     let ceilings = ceilings();
     for (format, outputs, inputs) in SHAPES {
-        let bytes = noise(outputs * format.row_bytes(inputs).expect("whole blocks"));
+        let bytes = tensor(format, outputs, inputs);
         for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::SCALAR) {
             let w = QuantMatrix::with_isa(isa, format, outputs, inputs, &bytes).expect("valid");
             let mut group = c.benchmark_group(format!("{isa}/{format}/{outputs}x{inputs}"));

@@ -32,9 +32,9 @@ use crate::{Format, KernelError};
 /// Rows that share one unpacking of the weights, at most.
 const ROW_CHUNK: usize = 128;
 
-/// Activations of a chunk, unless that leaves fewer than 32 rows: they stream from the third-level cache once for
+/// Activations of a chunk (a byte each, four for dense weights), unless that leaves fewer than 32 rows: they stream once for
 /// each group of panels, which is cheaper than to unpack the weights again.
-const CHUNK_BYTES: usize = 2 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Multiply-adds below which a product stays on the calling thread: about the time it takes to wake another.
 const SERIAL: usize = 1 << 19;
@@ -134,7 +134,8 @@ fn tasks(parts: &[(&QuantMatrix, usize)], rows: usize, threads: usize) -> Vec<Ta
     let groups: usize = parts.iter().map(|(w, _)| w.rows().div_ceil(LANES).div_ceil(w.isa().panels())).sum();
     let widest = parts.iter().map(|(w, _)| w.cols()).max().unwrap_or(0).max(1);
     // Chunks are whole groups of rows, as activations are.
-    let mut chunk = (CHUNK_BYTES / widest).clamp(32, ROW_CHUNK).min(rows).next_multiple_of(GROUP);
+    let size = if parts.iter().any(|(w, _)| matches!(w.data, Data::Quant(_))) { 1 } else { size_of::<f32>() };
+    let mut chunk = (CHUNK_BYTES / (widest * size)).clamp(32, ROW_CHUNK).min(rows).next_multiple_of(GROUP);
     // Few outputs and many rows: cut rows until there is work for all threads.
     while threads > 1 && chunk > GROUP && groups * rows.div_ceil(chunk) < 4 * threads {
         chunk = (chunk / 2).next_multiple_of(GROUP);
