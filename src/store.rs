@@ -26,7 +26,7 @@ pub use folder::RunFolder;
 
 const SCHEMA: &str = include_str!("schema.sql");
 /// Stands in SQLite's `user_version`; goes up with every change of the schema.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// Stands in SQLite's `application_id`: "WkLk".
 const APPLICATION: i64 = 0x576b_4c6b;
 /// How long a question waits while another process holds the file.
@@ -45,10 +45,14 @@ pub struct TrialRow {
     pub condition: String,
     /// Its replicate, from 0.
     pub replicate: u32,
+    /// Hash of the weights that answer, or of what names the model.
+    pub model: String,
+    /// Key of the clean chain whose first message, altered, this one goes on from.
+    pub fork_of: Option<String>,
 }
 
 /// One hop that was done.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HopRow {
     /// Key of the chain.
     pub trial: String,
@@ -66,8 +70,18 @@ pub struct HopRow {
     pub prompt_tokens: u64,
     /// Of these, tokens found in the cache.
     pub cached_tokens: u64,
-    /// Tokens drawn.
+    /// Tokens drawn, those of the analysis too.
     pub generated_tokens: u64,
+    /// Tokens guessed ahead of being drawn.
+    pub drafted_tokens: u64,
+    /// Of these, tokens that were then drawn.
+    pub accepted_tokens: u64,
+    /// The analysis that was cut off before the message was passed on.
+    pub analysis: Option<String>,
+    /// Of the tokens drawn, those of the analysis.
+    pub analysis_tokens: u64,
+    /// An analysis was asked for, and no end of it found: the message is the whole answer.
+    pub unsplit: bool,
     /// From submission to the last token.
     pub seconds: f64,
     /// When it was done, Unix time in seconds.
@@ -217,21 +231,27 @@ impl Store {
 
     /// The chains, in the order of the plan.
     pub fn trials(&self) -> Result<Vec<TrialRow>, StoreError> {
-        self.rows("SELECT key, item, format, condition, replicate FROM trials ORDER BY position", |row| {
-            Ok(TrialRow {
-                key: row.get(0)?,
-                item: row.get(1)?,
-                format: row.get(2)?,
-                condition: row.get(3)?,
-                replicate: row.get(4)?,
-            })
-        })
+        self.rows(
+            "SELECT key, item, format, condition, replicate, model, fork_of FROM trials ORDER BY position",
+            |row| {
+                Ok(TrialRow {
+                    key: row.get(0)?,
+                    item: row.get(1)?,
+                    format: row.get(2)?,
+                    condition: row.get(3)?,
+                    replicate: row.get(4)?,
+                    model: row.get(5)?,
+                    fork_of: row.get(6)?,
+                })
+            },
+        )
     }
 
     /// Every stored hop, chain by chain and hop by hop.
     pub fn hops(&self) -> Result<Vec<HopRow>, StoreError> {
         let sql = "SELECT trial, hop, message, finish, cut_in_char, invalid, prompt_tokens, cached_tokens,
-                          generated_tokens, seconds, ended, seed FROM hops ORDER BY trial, hop";
+                          generated_tokens, seconds, ended, seed, drafted_tokens, accepted_tokens, analysis,
+                          analysis_tokens, unsplit FROM hops ORDER BY trial, hop";
         self.rows(sql, |row| {
             let count = |index| row.get::<_, i64>(index).map(i64::unsigned_abs);
             Ok(HopRow {
@@ -247,6 +267,11 @@ impl Store {
                 seconds: row.get(9)?,
                 ended: row.get(10)?,
                 seed: count(11)?,
+                drafted_tokens: count(12)?,
+                accepted_tokens: count(13)?,
+                analysis: row.get(14)?,
+                analysis_tokens: count(15)?,
+                unsplit: row.get(16)?,
             })
         })
     }
@@ -264,7 +289,8 @@ impl Store {
     /// Writes one hop; it is on the disk when this returns.
     pub fn add_hop(&self, hop: &HopRow) -> Result<(), StoreError> {
         let sql = "INSERT INTO hops (trial, hop, message, finish, cut_in_char, invalid, prompt_tokens, cached_tokens,
-                   generated_tokens, seconds, ended, seed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                   generated_tokens, seconds, ended, seed, drafted_tokens, accepted_tokens, analysis, analysis_tokens,
+                   unsplit) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
         let finish = if hop.truncated { "length" } else { "stop" };
         self.ask(|c| {
             c.prepare_cached(sql)?.execute(params![
@@ -280,6 +306,11 @@ impl Store {
                 hop.seconds,
                 hop.ended,
                 hop.seed.cast_signed(),
+                hop.drafted_tokens.cast_signed(),
+                hop.accepted_tokens.cast_signed(),
+                hop.analysis,
+                hop.analysis_tokens.cast_signed(),
+                hop.unsplit,
             ])
         })?;
         Ok(())
@@ -343,9 +374,9 @@ fn write_beginning(
         for (id, item) in items {
             all.execute("INSERT INTO items (id, item) VALUES (?, ?)", params![id, json(item)])?;
         }
-        for TrialRow { key, item, format, condition, replicate } in trials {
-            let sql = "INSERT INTO trials (key, item, format, condition, replicate) VALUES (?, ?, ?, ?, ?)";
-            all.execute(sql, params![key, item, format, condition, replicate])?;
+        for TrialRow { key, item, format, condition, replicate, model, fork_of } in trials {
+            let sql = "INSERT INTO trials (key, item, format, condition, replicate, model, fork_of) VALUES (?, ?, ?, ?, ?, ?, ?)";
+            all.execute(sql, params![key, item, format, condition, replicate, model, fork_of])?;
         }
         all.execute("INSERT INTO sessions (facts) VALUES (?)", [json(session)])?;
         all.commit()?;

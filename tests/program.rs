@@ -32,7 +32,9 @@ fn json(output: &Output) -> Json {
 /// All that may not depend on batch, threads and time.
 fn messages(run: &Path) -> Vec<HopRow> {
     let hops = Store::read(run).expect("a run").hops().expect("its hops");
-    hops.into_iter().map(|hop| HopRow { seconds: 0.0, ended: 0.0, cached_tokens: 0, ..hop }).collect()
+    let timeless =
+        |hop| HopRow { seconds: 0.0, ended: 0.0, cached_tokens: 0, drafted_tokens: 0, accepted_tokens: 0, ..hop };
+    hops.into_iter().map(timeless).collect()
 }
 
 #[test]

@@ -52,7 +52,6 @@ fn known_run(dir: &Path) -> std::path::PathBuf {
             hop,
             message: message.into(),
             truncated: format == "kv",
-            cut_in_char: false,
             invalid: format == "kv",
             prompt_tokens: 100,
             cached_tokens: 25,
@@ -60,6 +59,7 @@ fn known_run(dir: &Path) -> std::path::PathBuf {
             seconds: ended - began,
             ended,
             seed: 1,
+            ..HopRow::default()
         };
         store.add_hop(&row).expect("a hop");
     };

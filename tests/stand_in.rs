@@ -92,9 +92,10 @@ pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// All that a run says about its messages and nothing that a clock says, by chain and hop.
+/// All that a run says about its messages and nothing that a clock or the size of a batch says, by chain and hop.
 pub fn messages(hops: &[HopRow]) -> BTreeMap<(String, u32), HopRow> {
-    let timeless = |hop: &HopRow| HopRow { seconds: 0.0, ended: 0.0, ..hop.clone() };
+    let timeless =
+        |hop: &HopRow| HopRow { seconds: 0.0, ended: 0.0, drafted_tokens: 0, accepted_tokens: 0, ..hop.clone() };
     let map: BTreeMap<_, _> = hops.iter().map(|hop| ((hop.trial.clone(), hop.hop), timeless(hop))).collect();
     assert_eq!(map.len(), hops.len(), "a hop stands in the store twice");
     map

@@ -5,7 +5,15 @@ use serde_json::{Value, json};
 use super::*;
 
 fn trial(key: &str, item: &str) -> TrialRow {
-    TrialRow { key: key.into(), item: item.into(), format: "kv".into(), condition: "plain".into(), replicate: 0 }
+    TrialRow {
+        key: key.into(),
+        item: item.into(),
+        format: "kv".into(),
+        condition: "plain".into(),
+        replicate: 0,
+        model: "ab".into(),
+        fork_of: None,
+    }
 }
 
 fn hop(trial: &str, hop: u32, message: &str) -> HopRow {
@@ -19,6 +27,11 @@ fn hop(trial: &str, hop: u32, message: &str) -> HopRow {
         prompt_tokens: 100,
         cached_tokens: 60,
         generated_tokens: 20,
+        drafted_tokens: 7,
+        accepted_tokens: 5,
+        analysis: (hop == 2).then(|| "the deadline".into()),
+        analysis_tokens: 3,
+        unsplit: hop == 1,
         seconds: 0.5,
         ended: 1000.5,
         seed: (1 << 63) - 1,

@@ -356,6 +356,8 @@ impl Relay {
             format: trial.format,
             condition: trial.condition,
             replicate: trial.replicate,
+            model: trial.model,
+            fork_of: None,
         });
         Store::create(folder, &self.plan, &items, &rows.collect::<Vec<_>>(), session)
     }
