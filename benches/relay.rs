@@ -14,7 +14,9 @@ use weaklink::engine::load::OpenModel;
 use weaklink::engine::{EngineHandle, EngineLimits, Usage, sampler};
 use weaklink::generate::{Backend, Completion, Prompt, Request, Sampling};
 use weaklink::store::RunFolder;
-use weaklink::studies::relay::prepare::{Model, Settings};
+use weaklink::studies::relay::plan::PlannedModel;
+use weaklink::studies::relay::prepare::{Model, Settings, Tokens};
+use weaklink::studies::relay::run::Work;
 use weaklink_models::batch::{Batch, Logits};
 use weaklink_models::decoder::Decoder;
 use weaklink_models::fetch::{FetchOptions, Fetcher, ModelSpec};
@@ -47,13 +49,10 @@ fn main() -> anyhow::Result<()> {
     let settings = Settings {
         formats: value("--formats").map_or("all", String::as_str).split(',').map(str::to_owned).collect(),
         items: Some(numbers("--items", "2")?[0]),
-        corpus: None,
         hops: numbers("--hops", "3")?[0] as u32,
         temperature,
         max_tokens: numbers("--max-tokens", "384")?[0],
-        shots: None,
-        replicates: 1,
-        seed: 0,
+        ..Settings::default()
     };
     println!("batch drafts  tokens/s  cached  steps  tokens/step  drafted accepted");
     let mut messages: Option<Vec<String>> = None;
@@ -81,22 +80,24 @@ fn relay(
     (batch, draft_rows): (usize, usize),
 ) -> anyhow::Result<Vec<String>> {
     let counter = engine.clone();
-    let model = Model {
-        backend: Backend::Local(engine.clone()),
-        identity: open.identity()?,
-        device: "cpu".into(),
-        isa: weaklink_kernels::Isa::detect().name().into(),
-        shots: u8::from(open.shots > 0),
+    let text = open.text.clone();
+    let tokens = Tokens {
         context: engine.context(),
-        count_tokens: Box::new(move |messages| Ok(counter.prompt_ids(&Prompt::Messages(messages.to_vec()))?.len())),
+        count: Box::new(move |messages| Ok(counter.prompt_ids(&Prompt::Messages(messages.to_vec()))?.len())),
+        decode: Box::new(move |ids| text.decode(ids)),
     };
-    let relay = settings.clone().resolve()?.plan(&model);
+    let isa = weaklink_kernels::Isa::detect().name().into();
+    let planned = PlannedModel::Local { identity: open.identity()?, device: "cpu".into(), isa };
+    let model = Model { planned, shots: u8::from(open.shots > 0), tokens: Some(tokens) };
+    let relay = settings.clone().resolve()?.plan(&[&model])?;
     let folder = tempfile::tempdir()?;
     let store = relay.begin(RunFolder::claim_new(&folder.path().join("run"))?, &())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let (begun, mut last) = (Instant::now(), None);
     let report = |progress: &weaklink::studies::relay::run::Progress| last = Some(progress.clone());
-    runtime.block_on(relay.drive(&model.backend, &store, batch, std::future::pending(), report))?;
+    let backend = Backend::Local(engine.clone());
+    let work = Work { model: &model, backend: &backend, items: relay.items.len(), batch };
+    runtime.block_on(relay.drive(work, &store, std::future::pending(), report))?;
     let (seconds, progress) = (begun.elapsed().as_secs_f64(), last.context("no progress")?);
     line((batch, draft_rows), progress.generated_tokens, seconds, progress.cached_share(), engine.usage());
     Ok(store.hops()?.into_iter().map(|hop| hop.message).collect())

@@ -53,8 +53,18 @@ enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
     /// CARD, FILE.gguf, FOLDER or hub:OWNER/REPO[@REV]/FILE
-    #[arg(long, default_value = "smollm2-135m", value_name = "MODEL")]
+    #[arg(long, default_value = DEFAULT_MODEL, value_name = "MODEL")]
     pub model: String,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// What answers where nothing else is named: small enough to fetch and run anywhere.
+const DEFAULT_MODEL: &str = "smollm2-135m";
+
+/// On what a model is computed, and how it is found.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ComputeArgs {
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: String,

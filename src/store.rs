@@ -19,10 +19,12 @@ use serde::de::DeserializeOwned;
 
 mod error;
 mod folder;
+mod injection;
 pub use error::StoreError;
 use error::fault;
 use folder::DATABASE;
 pub use folder::RunFolder;
+pub use injection::InjectionRow;
 
 const SCHEMA: &str = include_str!("schema.sql");
 /// Stands in SQLite's `user_version`; goes up with every change of the schema.

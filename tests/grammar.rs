@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use serde_json::{Value as Json, json};
 use weaklink::engine::{EngineHandle, EngineLimits};
 use weaklink::generate::{Completion, Finish, GenerateError, Grammar, Message, Prompt, Request, Role, Sampling};
+use weaklink::studies::relay::condition::Condition;
 use weaklink::studies::relay::corpus::{exemplar, generate};
 use weaklink::studies::relay::format::{Format, Parsed};
 use weaklink_models::gguf::{Gguf, GgufWriter, MetaValue, Value};
@@ -102,7 +103,7 @@ fn the_relays_json_format_is_kept_by_a_small_model() {
     let requests: Vec<Request> = (0..3)
         .map(|n| {
             let item = generate(3, n);
-            let messages = format.hop_messages(Some(&exemplar(3, &item)), &item.brief);
+            let messages = format.hop_messages(Condition::Plain, Some(&exemplar(3, &item)), &item.brief);
             let grammar = format.grammar.clone().expect("it has one");
             Request { prompt: Prompt::Messages(messages), max_tokens: 600, ..request("", grammar, n) }
         })

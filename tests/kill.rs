@@ -44,7 +44,7 @@ fn victim() {
         let store = relay.begin(RunFolder::claim_new(dir).expect("a free folder"), &"a test").expect("a new run");
         (relay, store)
     };
-    relay.check_unchanged(&model).expect("nothing changed");
+    relay.check_unchanged(&[&model.model]).expect("nothing changed");
     finish(&relay, &model, &store, 3);
 }
 

@@ -3,6 +3,7 @@
 mod bad_input;
 mod batch;
 mod bench;
+mod conditions;
 mod engine;
 mod grammar;
 mod kill;

@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use weaklink::engine::load::ModelIdentity;
 use weaklink::generate::{GenerateError, Prompt, Request, Role};
 use weaklink::store::Store;
-use weaklink::studies::relay::prepare::Relay;
+use weaklink::studies::relay::plan::PlannedModel;
+use weaklink::studies::relay::prepare::{Relay, Tokens};
 use weaklink::studies::relay::run::{Ending, Progress};
 
-use crate::stand_in::{begin, finish, forgetful, message_of, messages, model, plan, runtime, settings};
+use crate::stand_in::{StandIn, begin, finish, forgetful, message_of, messages, model, plan, runtime, settings};
 
 #[test]
 fn the_same_plan_makes_the_same_messages_at_any_batch() {
@@ -132,7 +134,7 @@ fn a_stopped_run_goes_on_where_it_was_and_a_finished_one_has_nothing_to_do() {
             }
         };
         let stop = async { told.await.expect("the sender lives as long") };
-        let ending = runtime().block_on(relay.drive(&model.backend, &store, 1, stop, report));
+        let ending = runtime().block_on(relay.drive(model.work(&relay, 1), &store, stop, report));
         assert_eq!(ending.expect("a writable store"), Ending::Stopped);
         assert_eq!(store.hops().expect("hops").len() as u64, stop_after);
         assert!(!store.finished().expect("an answer"));
@@ -153,7 +155,7 @@ fn progress_counts_what_was_done_before_and_what_is_left() {
     let relay = plan(settings(), &model);
     let store = begin(&relay, dir.path());
     let mut seen = Vec::new();
-    let drive = relay.drive(&model.backend, &store, 4, std::future::pending(), |p| seen.push(p.clone()));
+    let drive = relay.drive(model.work(&relay, 4), &store, std::future::pending(), |p| seen.push(p.clone()));
     runtime().block_on(drive).expect("a writable store");
     assert_eq!(seen.len(), 1 + 48, "once at the start, then after every hop");
     assert_eq!(seen[0].time_left(), None);
@@ -172,29 +174,37 @@ fn a_changed_model_or_setting_refuses_to_go_on_and_says_what_changed() {
     drop(begin(&relay, dir.path()));
     let stored = Relay::stored(&Store::open(dir.path()).expect("the run")).expect("its plan");
     assert_eq!(stored.plan, relay.plan);
-    stored.check_unchanged(&model).expect("nothing changed");
-    model.identity.name = "the same weights elsewhere".into();
-    stored.check_unchanged(&model).expect("a name changes no message");
-    model.identity.sha256 = "f1".into();
-    model.isa = "avx2".into();
-    let error = stored.check_unchanged(&model).expect_err("two changes").to_string();
-    for part in [r#"model.sha256: stored "f0", now "f1""#, r#"isa: stored "scalar", now "avx2""#] {
+    stored.check_unchanged(&[&model.model]).expect("nothing changed");
+    change(&mut model, |identity, _| identity.name = "the same weights elsewhere".into());
+    stored.check_unchanged(&[&model.model]).expect("a name changes no message");
+    change(&mut model, |identity, isa| (identity.sha256, *isa) = ("f1".into(), "avx2".into()));
+    let error = stored.check_unchanged(&[&model.model]).expect_err("two changes").to_string();
+    for part in [r#"models.0.identity.sha256: stored "f0", now "f1""#, r#"models.0.isa: stored "scalar", now "avx2""#] {
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     }
+}
+
+fn change(stand_in: &mut StandIn, change: impl FnOnce(&mut ModelIdentity, &mut String)) {
+    let PlannedModel::Local { identity, isa, .. } = &mut stand_in.model.planned else { panic!("a local model") };
+    change(identity, isa);
 }
 
 #[test]
 fn prompts_that_cannot_fit_are_refused_before_the_run() {
     let mut model = model(forgetful);
     let relay = plan(settings(), &model);
-    relay.check_fit(&model).expect("the context is large");
-    model.context = 400;
-    let error = relay.check_fit(&model).expect_err("the context is small").to_string();
+    relay.check_fit(&model.model).expect("the context is large");
+    tokens(&mut model).context = 400;
+    let error = relay.check_fit(&model.model).expect_err("the context is small").to_string();
     assert!(error.contains("300 of answer") && error.contains("holds 400"), "{error}");
     // A prompt of no words, and room for one message more: only a later hop is too long.
-    model.count_tokens = Box::new(|_| Ok(1));
-    let error = relay.check_fit(&model).expect_err("two messages do not fit").to_string();
+    tokens(&mut model).count = Box::new(|_| Ok(1));
+    let error = relay.check_fit(&model.model).expect_err("two messages do not fit").to_string();
     assert!(error.contains("a later hop") && error.contains("601 tokens"), "{error}");
+}
+
+fn tokens(stand_in: &mut StandIn) -> &mut Tokens {
+    stand_in.model.tokens.as_mut().expect("the stand-in counts tokens")
 }
 
 #[test]
@@ -210,7 +220,7 @@ fn a_users_corpus_is_stored_with_the_run() {
     std::fs::remove_file(&file).expect("the file goes");
     let stored = Relay::stored(&Store::read(&dir.path().join("run")).expect("the run")).expect("its plan");
     assert_eq!(stored.items, relay.items);
-    stored.check_unchanged(&model).expect("the file is not needed any more");
+    stored.check_unchanged(&[&model.model]).expect("the file is not needed any more");
 }
 
 /// Items that the generator made, as a user's file.

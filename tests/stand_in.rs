@@ -8,8 +8,9 @@ use sha2::{Digest, Sha256};
 use weaklink::engine::load::ModelIdentity;
 use weaklink::generate::{Backend, Completion, Finish, GenerateError, Prompt, Request};
 use weaklink::store::{HopRow, RunFolder, Store};
-use weaklink::studies::relay::prepare::{Model, Relay, Settings};
-use weaklink::studies::relay::run::Ending;
+use weaklink::studies::relay::plan::PlannedModel;
+use weaklink::studies::relay::prepare::{Model, Relay, Settings, Tokens};
+use weaklink::studies::relay::run::{Ending, Work};
 
 /// The message that a request asks to be passed on.
 pub fn message_of(request: &Request) -> &str {
@@ -41,41 +42,50 @@ pub fn forgetful(request: &Request) -> Result<Completion, GenerateError> {
     })
 }
 
-pub fn model(program: impl Fn(&Request) -> Result<Completion, GenerateError> + Send + Sync + 'static) -> Model {
-    Model {
-        backend: Backend::Program(Arc::new(program)),
-        identity: ModelIdentity {
-            name: "forgetful".into(),
-            sha256: "f0".into(),
-            quantization: "none".into(),
-            template: Some("t0".into()),
-            folds_system: false,
-            family: "llama".into(),
-        },
-        device: "cpu".into(),
-        isa: "scalar".into(),
-        shots: 1,
-        context: 100_000,
-        count_tokens: Box::new(|messages| Ok(messages.iter().map(|m| m.content.split_whitespace().count()).sum())),
+/// A model and what answers for it.
+pub struct StandIn {
+    pub model: Model,
+    pub backend: Backend,
+}
+
+impl StandIn {
+    pub fn work(&self, relay: &Relay, batch: usize) -> Work<'_> {
+        Work { model: &self.model, backend: &self.backend, items: relay.items.len(), batch }
     }
+}
+
+pub fn model(program: impl Fn(&Request) -> Result<Completion, GenerateError> + Send + Sync + 'static) -> StandIn {
+    let tokens = Tokens {
+        context: 100_000,
+        count: Box::new(|messages| Ok(messages.iter().map(|m| m.content.split_whitespace().count()).sum())),
+        decode: Box::new(|ids| ids.iter().filter_map(|&id| char::from_u32(id)).collect()),
+    };
+    let identity = ModelIdentity {
+        name: "forgetful".into(),
+        sha256: "f0".into(),
+        quantization: "none".into(),
+        template: Some("t0".into()),
+        folds_system: false,
+        family: "llama".into(),
+    };
+    let planned = PlannedModel::Local { identity, device: "cpu".into(), isa: "scalar".into() };
+    StandIn { model: Model { planned, shots: 1, tokens: Some(tokens) }, backend: Backend::Program(Arc::new(program)) }
 }
 
 pub fn settings() -> Settings {
     Settings {
         formats: vec!["constr".into(), "kv".into()],
         items: Some(3),
-        corpus: None,
         hops: 4,
-        temperature: 0.7,
         max_tokens: 300,
-        shots: None,
         replicates: 2,
         seed: 11,
+        ..Settings::default()
     }
 }
 
-pub fn plan(settings: Settings, model: &Model) -> Relay {
-    settings.resolve().expect("good settings").plan(model)
+pub fn plan(settings: Settings, stand_in: &StandIn) -> Relay {
+    settings.resolve().expect("good settings").plan(&[&stand_in.model]).expect("one model that fits")
 }
 
 pub fn begin(relay: &Relay, dir: &Path) -> Store {
@@ -83,9 +93,11 @@ pub fn begin(relay: &Relay, dir: &Path) -> Store {
 }
 
 /// Drives what is left of a run to its end.
-pub fn finish(relay: &Relay, model: &Model, store: &Store, batch: usize) -> Ending {
-    let drive = relay.drive(&model.backend, store, batch, std::future::pending(), |_| {});
-    runtime().block_on(drive).expect("the store can be written")
+pub fn finish(relay: &Relay, stand_in: &StandIn, store: &Store, batch: usize) -> Ending {
+    let drive = relay.drive(stand_in.work(relay, batch), store, std::future::pending(), |_| {});
+    let ending = runtime().block_on(drive).expect("the store can be written");
+    relay.conclude(store, relay.items.len()).expect("the store can be written");
+    ending
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

@@ -53,8 +53,12 @@ pub(crate) fn run(args: BatchArgs) -> anyhow::Result<ExitCode> {
     let input = Input::open(&args.input)?;
     let mut output = Output::open(&args.output, &input)?;
     let model = model::open(&args.model)?;
-    let options =
-        LoadOptions { batch: args.batch, threads: model::threads(&args.model)?, context: args.context, expected: None };
+    let options = LoadOptions {
+        batch: args.batch,
+        threads: model::threads(&args.model.compute)?,
+        context: args.context,
+        expected: None,
+    };
     let model = model.start(&options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let bar = ProgressBar::new(input.len() as u64);

@@ -82,7 +82,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     if args.repeats == 0 {
         bail!("-r 0 measures nothing; give 1 or more");
     }
-    let threads = model::threads(&args.model)?;
+    let threads = model::threads(&args.model.compute)?;
     let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let local = model::find(&args.model)?;
     let begun = Instant::now();

@@ -97,8 +97,8 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     let prompt_tokens = prompt_ids(&model.text, &request.prompt).map_or(0, |ids| ids.len());
     let needed = prompt_tokens.saturating_add(args.max_tokens);
     let context = (prompt_tokens > 0 && needed <= CONTEXT).then_some(needed);
-    let options = LoadOptions { batch: 1, threads: model::threads(&args.model)?, context, expected: None };
-    if args.model.verbose > 0 {
+    let options = LoadOptions { batch: 1, threads: model::threads(&args.model.compute)?, context, expected: None };
+    if args.model.compute.verbose > 0 {
         tell(&format!("weaklink: {}", model.plan_memory(&options)?));
     }
     let loaded = model.start(&options)?;
@@ -126,7 +126,7 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         emit(&(serde_json::to_string(&completion)? + "\n"))?;
     } else {
         emit("\n")?;
-        if args.model.verbose > 0 {
+        if args.model.compute.verbose > 0 {
             summary(&completion);
         } else if completion.finish == Finish::Length {
             tell(&format!("weaklink: cut at {} tokens; --max-tokens allows more", completion.generated_tokens));

@@ -56,8 +56,12 @@ type Scored = (usize, Vec<u32>, Result<TextScore, GenerateError>);
 
 pub(crate) fn run(args: LogprobsArgs) -> anyhow::Result<ExitCode> {
     let model = model::open(&args.model)?;
-    let options =
-        LoadOptions { batch: BATCH, threads: model::threads(&args.model)?, context: args.context, expected: None };
+    let options = LoadOptions {
+        batch: BATCH,
+        threads: model::threads(&args.model.compute)?,
+        context: args.context,
+        expected: None,
+    };
     let engine = model.start(&options)?.handle;
     // A thread of its own reads: an answer is written as soon as it is there, whether or not more lines come.
     let (lines, mut received) = mpsc::channel::<Line>(1);

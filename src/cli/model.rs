@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use weaklink_models::card::{Card, CardKind};
 use weaklink_models::fetch::LocalModel;
 
-use super::{ModelArgs, pull};
+use super::{ComputeArgs, ModelArgs, pull};
 use crate::engine::load::OpenModel;
 
 /// Finds (and where needed fetches) the model that the arguments name, and opens it.
@@ -15,14 +15,14 @@ pub(crate) fn open(args: &ModelArgs) -> anyhow::Result<OpenModel> {
 
 /// Finds (and where needed fetches) the model that the arguments name.
 pub(crate) fn find(args: &ModelArgs) -> anyhow::Result<LocalModel> {
-    device(&args.device)?;
+    device(&args.compute.device)?;
     if kind(args) == Some(CardKind::Embedder) {
         bail!(
             "{} turns text into vectors and makes none; choose a model that `weaklink models` calls chat or base",
             args.model
         );
     }
-    Ok(pull::resolve(&args.model, args.offline)?)
+    Ok(pull::resolve(&args.model, args.compute.offline)?)
 }
 
 /// What a card says that its model is for, known before anything is fetched; `None` where no card is named.
@@ -34,7 +34,7 @@ pub(crate) fn kind(args: &ModelArgs) -> Option<CardKind> {
 const MAX_THREADS: usize = 512;
 
 /// Threads that compute: as asked for, or one a core.
-pub(crate) fn threads(args: &ModelArgs) -> anyhow::Result<usize> {
+pub(crate) fn threads(args: &ComputeArgs) -> anyhow::Result<usize> {
     match args.threads {
         Some(0) => bail!("--threads 0 leaves nothing to compute with; give 1 or more"),
         // Thousands of threads on a few cores only take turns, and the program would seem to hang.

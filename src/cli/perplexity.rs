@@ -59,7 +59,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<ExitCode> {
     let chunks = chunks(&tokens, model.text.bos(), args.chunk).with_context(|| args.file.display().to_string())?;
     let options = LoadOptions {
         batch: AT_ONCE,
-        threads: model::threads(&args.model)?,
+        threads: model::threads(&args.model.compute)?,
         context: Some(args.chunk),
         expected: None,
     };
@@ -91,7 +91,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<ExitCode> {
     }
     let number = |value: Option<f64>| value.map_or("–".into(), |v| format!("{v:.4}"));
     emit(&format!("{} +/- {}\n", number(document.perplexity), number(document.error)))?;
-    if args.model.verbose > 0 {
+    if args.model.compute.verbose > 0 {
         tell(&format!("weaklink: {} tokens in {count} chunks, {:.1} s", document.tokens_scored, document.seconds));
     }
     Ok(ExitCode::SUCCESS)

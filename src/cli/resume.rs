@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
-use super::ModelArgs;
-use super::relay::{Session, WorkArgs, go_on, load, print};
+use super::ComputeArgs;
+use super::relay::{Candidate, Session, WorkArgs, go_on, known, print};
 use crate::store::Store;
 use crate::studies::relay::prepare::Relay;
 
@@ -18,9 +18,9 @@ pub(crate) struct ResumeArgs {
     /// Folder of the run
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// The model, where it is found elsewhere now; its weights must be the same
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
+    /// The model, where it is found elsewhere now; its weights must be the same. Of several models, all in their order
+    #[arg(long = "model", value_name = "MODEL")]
+    models: Vec<String>,
     /// Threads that compute [default: as before]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -39,28 +39,39 @@ pub(crate) fn run(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let dir = folder_of(&args.run);
     let store = Store::open(dir)?;
     let relay = Relay::stored(&store).with_context(|| format!("cannot go on with {}", dir.display()))?;
-    let progress = relay.progress(&store)?;
-    if progress.hops_left == 0 {
+    let items = relay.items.len();
+    let left: usize = relay.chains_left(&store, items)?.iter().sum();
+    if left == 0 && !store.finished()? {
+        relay.conclude(&store, items)?;
+    }
+    if left == 0 || (relay.plan.until.is_some() && store.finished()?) {
         // Nothing to make, so no model to load.
-        if !store.finished()? {
-            store.finish(progress.chains, progress.failed)?;
-        }
         print(&store, dir, args.work.json)?;
-        return Ok(ExitCode::from(u8::from(progress.failed > 0)));
+        return Ok(ExitCode::from(u8::from(!store.failures()?.is_empty())));
     }
     let before: Session = store.last_session()?.context("the run does not say which model it was begun with")?;
-    let model_args = ModelArgs {
-        model: args.model.unwrap_or(before.model),
+    let names = if args.models.is_empty() { before.models } else { args.models };
+    let compute = ComputeArgs {
         device: before.device,
         threads: args.threads.or(before.threads),
         offline: args.offline,
         verbose: args.verbose,
     };
-    let chains = progress.chains - progress.chains_done - progress.failed;
-    let (model, batch) = load(&model_args, &args.work, chains, |_, count_tokens| relay.tokens_needed(count_tokens))?;
-    relay.check_unchanged(&model)?;
-    store.begin_session(&Session::new(&model_args, batch))?;
-    go_on(&relay, &model, &store, dir, batch, &args.work)
+    ensure!(
+        names.len() == relay.plan.models.len(),
+        "--model names {} models, and the run has {}: name each, in the order of the plan",
+        names.len(),
+        relay.plan.models.len()
+    );
+    let mut candidates =
+        names.iter().map(|name| Candidate::open(name, &compute)).collect::<anyhow::Result<Vec<_>>>()?;
+    relay.check_unchanged(&known(&candidates))?;
+    for candidate in &mut candidates {
+        candidate.expected = relay.check_fit(&candidate.model)?;
+    }
+    let work = WorkArgs { batch: args.work.batch.or(before.batch), ..args.work };
+    store.begin_session(&Session::new(&names, &compute, &work))?;
+    go_on(&relay, &candidates, &store, dir, &work)
 }
 
 /// A run is named by its folder; its `run.db` is taken as well.

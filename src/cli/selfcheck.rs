@@ -23,7 +23,7 @@ pub(crate) struct SelfcheckArgs {
 }
 
 pub(crate) fn run(args: SelfcheckArgs) -> anyhow::Result<ExitCode> {
-    let threads = model::threads(&args.model)?;
+    let threads = model::threads(&args.model.compute)?;
     let model = model::open(&args.model)?;
     let decoder = Arc::new(model.load_decoder()?);
     let isa = decoder.isa().name();

@@ -11,7 +11,8 @@ use super::output::emit;
 use super::relay::print;
 use super::resume::folder_of;
 use crate::score::{FactScore, MessageScore, Verdict, score};
-use crate::store::{FailureRow, HopRow, Store, TrialRow};
+use crate::store::{FailureRow, HopRow, InjectionRow, Store, TrialRow};
+use crate::studies::relay::condition::Condition;
 use crate::studies::relay::corpus::Item;
 use crate::studies::relay::format::Format;
 use crate::studies::relay::prepare::Relay;
@@ -27,7 +28,7 @@ pub(crate) struct ShowArgs {
     /// Folder of the run
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// A chain: the beginning of its key, or FORMAT/ITEM[/REPLICATE]
+    /// A chain: the beginning of its key or of its name, FORMAT/ITEM/REPLICATE
     #[arg(value_name = "CHAIN")]
     chain: Option<String>,
     /// The tables as one JSON document
@@ -63,6 +64,7 @@ struct Run {
     trials: Vec<TrialRow>,
     hops: Vec<HopRow>,
     failures: Vec<FailureRow>,
+    injections: Vec<InjectionRow>,
 }
 
 impl Run {
@@ -72,6 +74,7 @@ impl Run {
             trials: store.trials()?,
             hops: store.hops()?,
             failures: store.failures()?,
+            injections: store.injections()?,
         })
     }
 
@@ -93,11 +96,12 @@ impl Run {
     }
 
     fn find(&self, name: &str, dir: &Path) -> anyhow::Result<&TrialRow> {
-        let by_name = |t: &TrialRow| {
-            let short = format!("{}/{}", t.format, t.item);
-            name == format!("{short}/{}", t.replicate) || name == short
-        };
-        let found: Vec<_> = self.trials.iter().filter(|t| t.key.starts_with(name) || by_name(t)).collect();
+        let by_name = |t: &&TrialRow| self.name(t) == name;
+        if let Some(trial) = self.trials.iter().find(by_name) {
+            return Ok(trial);
+        }
+        let begins = |t: &&TrialRow| t.key.starts_with(name) || self.name(t).starts_with(&format!("{name}/"));
+        let found: Vec<_> = self.trials.iter().filter(begins).collect();
         match found[..] {
             [trial] => Ok(trial),
             [] => bail!(
@@ -105,28 +109,54 @@ impl Run {
                 dir.display(),
                 dir.display()
             ),
-            _ => bail!("{name:?} names {} chains: give more of the key, or FORMAT/ITEM/REPLICATE", found.len()),
+            [first, ..] => bail!(
+                "{name:?} names {} chains: give more of the key, or of the name, such as {}",
+                found.len(),
+                plain(&self.name(first))
+            ),
         }
     }
 
+    /// `FORMAT/ITEM/REPLICATE`, and after it what tells the chain from others of its kind: the model where there are
+    /// several, a condition other than plain, and whether it was altered.
+    fn name(&self, trial: &TrialRow) -> String {
+        let mut name = format!("{}/{}/{}", trial.format, trial.item, trial.replicate);
+        if let [_, _, ..] = self.relay.plan.models[..]
+            && let Some(model) = self.relay.plan.models.iter().find(|model| model.key() == trial.model)
+        {
+            name = name + "/" + model.name();
+        }
+        if trial.condition != Condition::Plain.name() {
+            name = name + "/" + &trial.condition;
+        }
+        if trial.fork_of.is_some() {
+            name += "/injected";
+        }
+        name
+    }
+
+    fn injection_of(&self, trial: &TrialRow) -> Option<&InjectionRow> {
+        self.injections.iter().find(|injection| injection.trial == trial.key)
+    }
+
     fn list(&self) -> anyhow::Result<String> {
-        let mut rows =
-            vec![["chain", "format", "item", "replicate", "hops", "facts found", "state"].map(str::to_owned).to_vec()];
+        let mut rows = vec![["key", "chain", "hops", "facts found", "state"].map(str::to_owned).to_vec()];
         for trial in &self.trials {
             let hops = self.hops_of(trial);
             let (item, format) = self.named(trial)?;
             let kept = hops.iter().map(|hop| kept(&score(item, format, &hop.message)).to_string());
             let state = match self.failure_of(trial) {
                 Some(failure) => format!("failed: {}", plain(&failure.kind)),
-                None if hops.len() < self.relay.plan.hops as usize => "unfinished".into(),
+                None if self.injection_of(trial).is_some_and(|injection| injection.fact.is_none()) => {
+                    "no fact could be altered".into()
+                }
+                None if hops.last().map_or(0, |hop| hop.hop) < self.relay.plan.hops => "unfinished".into(),
                 None => "done".into(),
             };
             rows.push(vec![
                 trial.key.chars().take(12).collect(),
-                plain(&trial.format),
-                plain(&trial.item),
-                trial.replicate.to_string(),
-                format!("{}/{}", hops.len(), self.relay.plan.hops),
+                plain(&self.name(trial)),
+                format!("{}/{}", hops.len(), self.relay.plan.hops - u32::from(trial.fork_of.is_some())),
                 kept.collect::<Vec<_>>().join(" "),
                 state,
             ]);
@@ -140,21 +170,43 @@ impl Run {
     fn chain(&self, trial: &TrialRow, paint: Paint) -> anyhow::Result<String> {
         let (item, format) = self.named(trial)?;
         let mut text = String::new();
-        let name = format!("{} {} / {} / {}", trial.key, trial.format, trial.item, trial.replicate);
+        let name = format!("{} {}", trial.key, self.name(trial));
         writeln!(text, "{}\n\n{}", plain(&name), paint.bold("brief"))?;
         writeln!(text, "{}", marked(&item.brief, &score(item, &prose(format), &item.brief), paint))?;
+        if let Some(InjectionRow { fact, message: Some(message), eligible, facts, .. }) = self.injection_of(trial) {
+            let what = item.facts.iter().find(|f| Some(&f.id) == fact.as_ref());
+            let what = what.context("the run altered a fact that its item lacks")?;
+            let title = format!(
+                "hop 1, altered: {:?} in place of {:?} ({eligible} of {facts} facts could be altered)",
+                what.distractor, what.value
+            );
+            writeln!(
+                text,
+                "\n{}\n{}",
+                paint.bold(&plain(&title)),
+                marked(message, &score(item, format, message), paint)
+            )?;
+        }
         for hop in self.hops_of(trial) {
+            if let Some(analysis) = &hop.analysis {
+                let title = format!("hop {}, analysis, cut off: {} tokens", hop.hop, hop.analysis_tokens);
+                writeln!(text, "\n{}\n{}", paint.bold(&title), plain_lines(analysis))?;
+            }
             let fates = score(item, format, &hop.message);
             let mut title = format!(
                 "hop {}: {}/{} facts found word for word, {} tokens",
                 hop.hop,
                 kept(&fates),
                 fates.facts.len(),
-                hop.generated_tokens
+                hop.generated_tokens - hop.analysis_tokens
             );
-            for (flag, what) in
-                [(hop.truncated, "truncated"), (hop.cut_in_char, "cut inside a character"), (hop.invalid, "invalid")]
-            {
+            let flags = [
+                (hop.truncated, "truncated"),
+                (hop.cut_in_char, "cut inside a character"),
+                (hop.invalid, "invalid"),
+                (hop.unsplit, "unsplit: no handoff heading after an analysis heading"),
+            ];
+            for (flag, what) in flags {
                 if flag {
                     write!(title, ", {what}")?;
                 }

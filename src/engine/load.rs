@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -54,6 +54,8 @@ pub struct OpenModel {
     source: Source,
     /// The files that hold the weights.
     files: Vec<PathBuf>,
+    /// Known once it was asked for: all weights must be read for it.
+    identity: OnceLock<ModelIdentity>,
 }
 
 enum Source {
@@ -158,23 +160,28 @@ impl OpenModel {
             );
         }
         let shots = local.card.as_ref().map_or(0, |card| card.shots);
-        Ok(Self { name: local.name.clone(), text: Arc::new(text), config, shots, source, files })
+        let (name, text) = (local.name.clone(), Arc::new(text));
+        Ok(Self { name, text, config, shots, source, files, identity: OnceLock::new() })
     }
 
     /// Hashes the weights and says what the model is.
     pub fn identity(&self) -> anyhow::Result<ModelIdentity> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known.clone());
+        }
         let mut hash = Sha256::new();
         for file in &self.files {
             hash_file(file, &mut hash).with_context(|| file.display().to_string())?;
         }
-        Ok(ModelIdentity {
+        let identity = ModelIdentity {
             name: self.name.clone(),
             sha256: hex(&hash.finalize()),
             family: self.config.family.name().into(),
             quantization: self.quantization(),
             template: self.text.has_template().then(|| self.text.template_hash()),
             folds_system: self.text.folds_system(),
-        })
+        };
+        Ok(self.identity.get_or_init(|| identity).clone())
     }
 
     /// Formats of the matrices and how many of each.
@@ -251,7 +258,7 @@ impl OpenModel {
     }
 
     /// Reads the weights and starts the engine.
-    pub fn start(self, options: &LoadOptions) -> anyhow::Result<LoadedModel> {
+    pub fn start(&self, options: &LoadOptions) -> anyhow::Result<LoadedModel> {
         let memory = self.plan_memory(options)?;
         let begun = Instant::now();
         let identity = self.identity()?;
@@ -268,7 +275,8 @@ impl OpenModel {
         Ok(LoadedModel { handle, identity, isa, memory, load_seconds: begun.elapsed().as_secs_f64() })
     }
 
-    fn context(&self, options: &LoadOptions) -> usize {
+    /// Tokens that one sequence may have, prompt and answer together.
+    pub fn context(&self, options: &LoadOptions) -> usize {
         options.context.unwrap_or(CONTEXT).min(self.config.context)
     }
 }

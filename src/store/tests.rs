@@ -172,7 +172,7 @@ fn a_file_that_is_no_run_is_refused_in_one_line() {
         ),
         ("empty", b"", "of another program"),
         ("other", &other, "of another program"),
-        ("newer", &newer, "layout is version 99, this weaklink reads version 1"),
+        ("newer", &newer, "layout is version 99, this weaklink reads version 2"),
         ("torn", &torn, "is damaged"),
         ("scribbled", &scribbled, "is damaged"),
     ];

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::condition::Condition;
 use super::corpus::{Fact, Item};
 use crate::generate::{Grammar, Message, Role};
 
@@ -211,18 +212,23 @@ impl Format {
         }
     }
 
-    /// What the relay is told: the task and the format's instruction.
-    pub fn system_prompt(&self) -> String {
-        format!("{RELAY_TASK} {}", self.instruction)
+    /// What the relay is told: the task, the format's instruction and the condition's.
+    pub fn system_prompt(&self, condition: Condition) -> String {
+        let mut told = format!("{RELAY_TASK} {}", self.instruction);
+        if let Some(more) = condition.instruction() {
+            told += " ";
+            told += more;
+        }
+        told
     }
 
     /// The conversation of one hop. With an exemplar, its brief and its handoff in this format stand before the
     /// message as an earlier exchange, the same at every hop.
-    pub fn hop_messages(&self, exemplar: Option<&Item>, message: &str) -> Vec<Message> {
-        let mut messages = vec![Message::new(Role::System, self.system_prompt())];
+    pub fn hop_messages(&self, condition: Condition, exemplar: Option<&Item>, message: &str) -> Vec<Message> {
+        let mut messages = vec![Message::new(Role::System, self.system_prompt(condition))];
         if let Some(item) = exemplar {
             messages.push(Message::new(Role::User, item.brief.clone()));
-            messages.push(Message::new(Role::Assistant, self.render(item)));
+            messages.push(Message::new(Role::Assistant, condition.example(item, self.render(item))));
         }
         messages.push(Message::new(Role::User, message));
         messages

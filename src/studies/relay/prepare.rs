@@ -1,125 +1,17 @@
-//! From what the user asked for to a relay that can be driven: parse, then
-//! resolve, then run. Everything that can be refused is refused here, before a
-//! model is loaded where that is possible.
-
-use std::path::PathBuf;
+//! From settings and models to a relay that can be driven: the plan is made whole, and
+//! what cannot fit is refused before a model is loaded.
 
 use anyhow::{bail, ensure};
 
-use crate::engine::load::ModelIdentity;
-use crate::generate::{Backend, Message};
+use crate::generate::Message;
 use crate::hash::sha256_hex;
 use crate::store::{RunFolder, Store, StoreError, TrialRow};
 
+use super::condition::Condition;
 use super::corpus::{self, Item};
 use super::format::Format;
-use super::plan::{CODE, CorpusSource, PlannedFormat, RelayPlan, STUDY, Trial};
-
-/// More chains than this in one run are a slip of the keyboard.
-const MAX_CHAINS: usize = 1_000_000;
-/// As are more hops than this in one chain.
-const MAX_HOPS: u32 = 10_000;
-
-/// What the user asked for. `None` stands for a default that depends on something else.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Names of formats; `all` stands for the five built-in ones without a grammar.
-    pub formats: Vec<String>,
-    /// How many items; `None` takes all of a corpus file, or [`DEFAULT_ITEMS`].
-    pub items: Option<usize>,
-    /// A corpus file in place of the generator.
-    pub corpus: Option<PathBuf>,
-    /// Hops of a chain.
-    pub hops: u32,
-    /// Sampling temperature.
-    pub temperature: f64,
-    /// Token limit of a message.
-    pub max_tokens: usize,
-    /// Exemplars; `None` leaves it to the model's card.
-    pub shots: Option<u8>,
-    /// Chains of each item, format and condition.
-    pub replicates: u32,
-    /// Root of every draw, and of the generator.
-    pub seed: u64,
-}
-
-/// Items of a run when neither their number nor a corpus file is given.
-pub const DEFAULT_ITEMS: usize = 8;
-
-/// Settings that were found good, with the formats and items they name.
-#[derive(Clone, Debug)]
-pub struct Draft {
-    settings: Settings,
-    formats: Vec<Format>,
-    items: Vec<Item>,
-    corpus: CorpusSource,
-}
-
-impl Settings {
-    /// Checks every setting and finds the formats and items.
-    ///
-    /// # Errors
-    /// One line that names the flag, what it was and what it may be.
-    pub fn resolve(self) -> anyhow::Result<Draft> {
-        ensure!(self.items != Some(0), "--items is 0: a run needs at least one item");
-        ensure!(self.hops > 0, "--hops is 0: a chain needs at least one hop");
-        ensure!(self.hops <= MAX_HOPS, "--hops is {}: a chain may have {MAX_HOPS} at most", self.hops);
-        ensure!(self.replicates > 0, "--replicates is 0: a run needs at least one");
-        ensure!(self.max_tokens > 0, "--max-tokens is 0: a message needs at least one token");
-        let (t, shots) = (self.temperature, self.shots.unwrap_or(0));
-        ensure!((0.0..=100.0).contains(&t), "--temperature is {t}: it may be 0 (always the likeliest token) to 100");
-        ensure!(shots <= 1, "--shots is {shots}: it may be 0 or 1");
-        let formats = chosen_formats(&self.formats)?;
-        let chains = |items: usize| {
-            let chains = items.checked_mul(formats.len()).and_then(|n| n.checked_mul(self.replicates as usize));
-            let fits = chains.is_some_and(|chains| chains <= MAX_CHAINS);
-            ensure!(
-                fits,
-                "{items} items in {} formats with --replicates {} are more than {MAX_CHAINS} chains: lower --items or --replicates",
-                formats.len(),
-                self.replicates
-            );
-            Ok(())
-        };
-        chains(self.items.unwrap_or(1))?;
-        let (items, corpus) = self.items()?;
-        chains(items.len())?;
-        Ok(Draft { settings: self, formats, items, corpus })
-    }
-
-    fn items(&self) -> anyhow::Result<(Vec<Item>, CorpusSource)> {
-        let Some(path) = &self.corpus else {
-            let count = self.items.unwrap_or(DEFAULT_ITEMS) as u64;
-            let items = (0..count).map(|index| corpus::generate(self.seed, index)).collect();
-            return Ok((items, CorpusSource::Generated { seed: self.seed }));
-        };
-        // Read once: the hash is of what was parsed, and a pipe can be read no second time.
-        let bytes = corpus::read(path)?;
-        let mut items = corpus::parse(&bytes[..], path)?;
-        if let Some(count) = self.items {
-            ensure!(count <= items.len(), "--items is {count}, but {} holds {}", path.display(), items.len());
-            items.truncate(count);
-        }
-        Ok((items, CorpusSource::File { sha256: sha256_hex(&bytes) }))
-    }
-}
-
-fn chosen_formats(names: &[String]) -> anyhow::Result<Vec<Format>> {
-    let mut chosen: Vec<Format> = Vec::new();
-    for name in names {
-        let found = match name.as_str() {
-            "all" => Format::builtin().into_iter().filter(|format| format.grammar.is_none()).collect(),
-            name => vec![Format::by_name(name)?],
-        };
-        for format in found {
-            if !chosen.iter().any(|other| other.name == format.name) {
-                chosen.push(format);
-            }
-        }
-    }
-    ensure!(!chosen.is_empty(), "--formats names no format");
-    Ok(chosen)
-}
+use super::plan::{CODE, PlannedFormat, PlannedModel, RelayPlan, STUDY, Trial};
+pub use super::settings::{DEFAULT_ITEMS, Draft, Settings};
 
 fn items_sha256(items: &[Item]) -> String {
     let lines = items.iter().map(|item| serde_json::to_string(item).expect("items are strings") + "\n");
@@ -127,33 +19,24 @@ fn items_sha256(items: &[Item]) -> String {
 }
 
 impl Draft {
-    /// Chains of the run.
-    pub fn chains(&self) -> usize {
-        self.items.len() * self.formats.len() * self.settings.replicates as usize
-    }
-
-    /// Tokens that the longest hop may take, as [`Relay::tokens_needed`], before there is a model that answers.
-    /// `shots` is what its card asks for.
+    /// Fills in what the models decide: the plan is then whole.
     ///
     /// # Errors
-    /// When a prompt cannot be made into tokens.
-    pub fn tokens_needed(&self, shots: u8, count_tokens: &CountTokens) -> anyhow::Result<usize> {
-        let Settings { max_tokens, hops, seed, .. } = self.settings;
-        let shot = (self.settings.shots.unwrap_or(shots) > 0).then(|| self.corpus.seed_or(seed));
-        let conversation = |format: &Format, item: &Item, message: &str| conversation(shot, format, item, message);
-        tokens_needed(&self.formats, &self.items, (hops, max_tokens), conversation, count_tokens)
-    }
-
-    /// Fills in what the model decides: the plan is then whole.
-    pub fn plan(self, model: &Model) -> Relay {
-        let Draft { settings, formats, items, corpus } = self;
-        let shots = settings.shots.unwrap_or(model.shots);
+    /// When two models are one, or a prompt does not fit into the context of one of them.
+    pub fn plan(self, models: &[&Model]) -> anyhow::Result<Relay> {
+        let Draft { settings, formats, items, corpus, until } = self;
+        for (index, model) in models.iter().enumerate() {
+            let (name, key) = (model.planned.name(), model.planned.key());
+            if let Some(other) = models[..index].iter().find(|other| other.planned.key() == key) {
+                bail!("--model {name} and --model {} are the same model: name each once", other.planned.name());
+            }
+        }
+        // Items are matched between models, and so is what is shown.
+        let shots = settings.shots.or(models.iter().map(|model| model.shots).max()).unwrap_or(0);
         let mut plan = RelayPlan {
             study: STUDY.into(),
             code: CODE.into(),
-            model: model.identity.clone(),
-            device: model.device.clone(),
-            isa: model.isa.clone(),
+            models: models.iter().map(|model| model.planned.clone()).collect(),
             formats: Vec::new(),
             corpus,
             items: items.len(),
@@ -164,18 +47,24 @@ impl Draft {
             top_p: None,
             max_tokens: settings.max_tokens,
             shots,
-            conditions: vec!["plain".into()],
+            conditions: settings.conditions,
+            inject: settings.inject,
             replicates: settings.replicates,
             seed: settings.seed,
+            until,
         };
         plan.formats = planned_formats(&plan, &formats, &items);
-        Relay { plan, items, formats }
+        Ok(Relay { plan, items, formats })
     }
 }
 
 fn planned_formats(plan: &RelayPlan, formats: &[Format], items: &[Item]) -> Vec<PlannedFormat> {
     let planned = |format: &Format| {
-        let prompts: Vec<_> = items.iter().map(|item| conversation(shot_seed(plan), format, item, "")).collect();
+        let shown = |condition: &Condition| {
+            let of = |item| conversation(shot_seed(plan), format, *condition, item, "");
+            items.iter().map(of).collect::<Vec<_>>()
+        };
+        let prompts: Vec<_> = plan.conditions.iter().flat_map(shown).collect();
         let text = serde_json::to_vec(&prompts).expect("messages are strings");
         PlannedFormat { format: format.clone(), prompt_sha256: sha256_hex(&text) }
     };
@@ -184,9 +73,15 @@ fn planned_formats(plan: &RelayPlan, formats: &[Format], items: &[Item]) -> Vec<
 
 /// What a hop is shown: with one shot, an item that shares nothing with the corpus
 /// and its faithful handoff stand before the message, the same at every hop.
-fn conversation(shot_seed: Option<u64>, format: &Format, item: &Item, message: &str) -> Vec<Message> {
+fn conversation(
+    shot_seed: Option<u64>,
+    format: &Format,
+    condition: Condition,
+    item: &Item,
+    message: &str,
+) -> Vec<Message> {
     let exemplar = shot_seed.map(|seed| corpus::exemplar(seed, item));
-    format.hop_messages(exemplar.as_ref(), message)
+    format.hop_messages(condition, exemplar.as_ref(), message)
 }
 
 /// Root of the exemplar, where there is one.
@@ -194,46 +89,30 @@ fn shot_seed(plan: &RelayPlan) -> Option<u64> {
     (plan.shots > 0).then(|| plan.corpus_seed())
 }
 
-/// See [`Relay::tokens_needed`]; `limits` are hops and tokens of a message.
-fn tokens_needed(
-    formats: &[Format],
-    items: &[Item],
-    (hops, max_tokens): (u32, usize),
-    conversation: impl Fn(&Format, &Item, &str) -> Vec<Message>,
-    count_tokens: &CountTokens,
-) -> anyhow::Result<usize> {
-    let mut longest = 0;
-    for format in formats {
-        for item in items {
-            let first = count_tokens(&conversation(format, item, &item.brief))?;
-            let later =
-                if hops > 1 { count_tokens(&conversation(format, item, ""))?.saturating_add(max_tokens) } else { 0 };
-            longest = longest.max(first).max(later);
-        }
-    }
-    Ok(longest.saturating_add(max_tokens))
-}
-
-/// A model that answers, and what a plan records of it.
+/// A model that can answer: what a plan records of it and what must be known of it before it does.
 pub struct Model {
-    /// Makes the completions.
-    pub backend: Backend,
-    /// Which weights, tokenizer and template.
-    pub identity: ModelIdentity,
-    /// `cpu` or `cuda:N`.
-    pub device: String,
-    /// Instruction set of the kernels.
-    pub isa: String,
+    /// What the plan records.
+    pub planned: PlannedModel,
     /// Exemplars that its card asks for, where the user names no number.
     pub shots: u8,
+    /// What counts its tokens; `None` where only the endpoint can.
+    pub tokens: Option<Tokens>,
+}
+
+/// What is known of a model's tokens without running it.
+pub struct Tokens {
     /// Tokens that fit, prompt and answer together.
     pub context: usize,
     /// Counts the tokens of a conversation as the model would be given it.
-    pub count_tokens: Box<CountTokens>,
+    pub count: Box<CountTokens>,
+    /// The text of drawn tokens.
+    pub decode: Box<DecodeTokens>,
 }
 
-/// See [`Model::count_tokens`].
+/// See [`Tokens::count`].
 pub type CountTokens = dyn Fn(&[Message]) -> anyhow::Result<usize> + Send + Sync;
+/// See [`Tokens::decode`].
+pub type DecodeTokens = dyn Fn(&[u32]) -> String + Send + Sync;
 
 /// A relay ready to be driven: the plan, and the things it names.
 #[derive(Clone, Debug)]
@@ -259,30 +138,30 @@ impl Relay {
         Ok(Self { plan, items, formats })
     }
 
-    /// The plan that this build would make of the stored settings with `model`:
+    /// The plan that this build would make of the stored settings with `models`:
     /// equal to the stored one when the same messages would come of it.
-    pub fn plan_now(&self, model: &Model) -> RelayPlan {
+    fn plan_now(&self, models: &[&Model]) -> RelayPlan {
         // A format that this build does not know is a user's: the stored one is all there is of it.
         let now = |format: &Format| Format::by_name(&format.name).unwrap_or_else(|_| format.clone());
         let formats: Vec<_> = self.formats.iter().map(now).collect();
-        // The same weights under another name make the same messages.
-        let name = self.plan.model.name.clone();
+        let named = |(index, model): (usize, &&Model)| match self.plan.models.get(index) {
+            Some(stored) => model.planned.named_as(stored),
+            None => model.planned.clone(),
+        };
         RelayPlan {
             code: CODE.into(),
-            model: ModelIdentity { name, ..model.identity.clone() },
-            device: model.device.clone(),
-            isa: model.isa.clone(),
+            models: models.iter().enumerate().map(named).collect(),
             formats: planned_formats(&self.plan, &formats, &self.items),
             ..self.plan.clone()
         }
     }
 
-    /// Refuses a model or a build that would make other messages than those stored.
+    /// Refuses models or a build that would make other messages than those stored.
     ///
     /// # Errors
     /// When anything differs; the error names all of it, both sides.
-    pub fn check_unchanged(&self, model: &Model) -> anyhow::Result<()> {
-        let differences = self.plan.diff(&self.plan_now(model));
+    pub fn check_unchanged(&self, models: &[&Model]) -> anyhow::Result<()> {
+        let differences = self.plan.diff(&self.plan_now(models));
         if differences.is_empty() {
             return Ok(());
         }
@@ -290,51 +169,53 @@ impl Relay {
     }
 
     /// Tokens that the longest hop may take, prompt and answer together, with messages as long as the limit allows.
+    /// Refuses a run whose prompts cannot fit the model's context, as far as that can be known before any message is
+    /// made: at hop 1, and at later hops for a message as long as the limit allows. 0 where tokens cannot be counted here.
     ///
     /// # Errors
-    /// When a prompt cannot be made into tokens.
-    pub fn tokens_needed(&self, count_tokens: &CountTokens) -> anyhow::Result<usize> {
-        let conversation = |format: &Format, item: &Item, message: &str| self.conversation(format, item, message);
-        let limits = (self.plan.hops, self.plan.max_tokens);
-        tokens_needed(&self.formats, &self.items, limits, conversation, count_tokens)
-    }
-
-    /// Refuses a run whose prompts cannot fit the model's context, as far as that
-    /// can be known before any message is made: at hop 1, and at later hops for a
-    /// message as long as the limit allows.
-    ///
-    /// # Errors
-    /// When one does not fit; the error names it and both numbers.
-    pub fn check_fit(&self, model: &Model) -> anyhow::Result<()> {
-        let Model { context, count_tokens, .. } = model;
-        let limit = self.plan.max_tokens;
-        let fits = |what: &str, format: &Format, prompt: usize| {
-            let needed = prompt.saturating_add(limit);
+    /// When a hop does not fit, the error names it and both numbers; or when a prompt cannot be made into tokens.
+    pub fn check_fit(&self, model: &Model) -> anyhow::Result<usize> {
+        let Some(Tokens { context, count, .. }) = &model.tokens else { return Ok(0) };
+        let mut longest = 0;
+        let mut fits = |what: &str, format: &Format, prompt: usize, answer: usize| {
+            let needed = prompt.saturating_add(answer);
             ensure!(
                 needed <= *context,
-                "format {}: {what} needs {needed} tokens ({prompt} of prompt, {limit} of answer), but the context of {} holds {context}: lower --max-tokens{}",
+                "format {}: {what} needs {needed} tokens ({prompt} of prompt, {answer} of answer), but the context of {} holds {context}: lower --max-tokens{}",
                 format.name,
-                self.plan.model.name,
+                model.planned.name(),
                 if self.plan.shots > 0 { " or give --shots 0" } else { "" },
             );
+            longest = longest.max(needed);
             Ok(())
         };
-        for format in &self.formats {
-            for item in &self.items {
-                let first = count_tokens(&self.conversation(format, item, &item.brief))?;
-                fits(&format!("hop 1 of item {}", item.id), format, first)?;
-                if self.plan.hops > 1 {
-                    let longest = count_tokens(&self.conversation(format, item, ""))?.saturating_add(limit);
-                    fits(&format!("a later hop of item {}", item.id), format, longest)?;
+        for &condition in &self.plan.conditions {
+            let answer = condition.token_limit(self.plan.max_tokens);
+            for format in &self.formats {
+                for item in &self.items {
+                    let first = count(&self.conversation(format, condition, item, &item.brief))?;
+                    fits(&format!("hop 1 of item {}", item.id), format, first, answer)?;
+                    if self.plan.hops > 1 {
+                        let empty = count(&self.conversation(format, condition, item, ""))?;
+                        // An answer whose headings cannot be found is passed on whole.
+                        let later = empty.saturating_add(answer);
+                        fits(&format!("a later hop of item {}", item.id), format, later, answer)?;
+                    }
                 }
             }
         }
-        Ok(())
+        Ok(longest)
     }
 
     /// What a hop that reads `message` is shown.
-    pub(super) fn conversation(&self, format: &Format, item: &Item, message: &str) -> Vec<Message> {
-        conversation(shot_seed(&self.plan), format, item, message)
+    pub(super) fn conversation(
+        &self,
+        format: &Format,
+        condition: Condition,
+        item: &Item,
+        message: &str,
+    ) -> Vec<Message> {
+        conversation(shot_seed(&self.plan), format, condition, item, message)
     }
 
     /// Every chain, in the order of the plan.
@@ -352,42 +233,13 @@ impl Relay {
         let items: Vec<_> = self.items.iter().map(|item| (item.id.clone(), item)).collect();
         let rows = self.trials().into_iter().map(|trial| TrialRow {
             key: trial.key(),
+            fork_of: trial.fork_of(),
             item: trial.item,
             format: trial.format,
-            condition: trial.condition,
+            condition: trial.condition.name().into(),
             replicate: trial.replicate,
             model: trial.model,
-            fork_of: None,
         });
         Store::create(folder, &self.plan, &items, &rows.collect::<Vec<_>>(), session)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(wanted: &[&str]) -> anyhow::Result<Vec<String>> {
-        let wanted: Vec<_> = wanted.iter().map(|name| name.to_string()).collect();
-        Ok(chosen_formats(&wanted)?.into_iter().map(|format| format.name).collect())
-    }
-
-    #[test]
-    fn a_stored_format_has_its_grammar_with_its_keys_in_order() {
-        for format in Format::builtin() {
-            let text = serde_json::to_string(&format).expect("a format has a JSON form");
-            assert_eq!(text.contains("\"grammar\":{"), format.name.ends_with("+grammar"), "{text}");
-            let stored: Format = serde_json::from_str(&text).expect("its own text");
-            assert_eq!(serde_json::to_string(&stored).expect("a format"), text);
-        }
-    }
-
-    #[test]
-    fn formats_come_in_the_order_asked_for_and_once_each() {
-        assert_eq!(names(&["all"]).expect("all"), ["free", "constr", "json", "triples", "kv"]);
-        assert_eq!(names(&["kv", "all", "kv"]).expect("all"), ["kv", "free", "constr", "json", "triples"]);
-        assert_eq!(names(&["json", "free"]).expect("two"), ["json", "free"]);
-        assert_eq!(names(&["kv+grammar", "kv"]).expect("two"), ["kv+grammar", "kv"]);
-        assert!(names(&[]).is_err() && names(&["KV"]).is_err() && names(&[""]).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Driving a relay: chains side by side, each hop stored before the next begins.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::time::{Duration, Instant};
@@ -8,22 +8,47 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use crate::generate::{Backend, Completion, Finish, GenerateError, Prompt, Request, Sampling};
-use crate::store::{FailureRow, HopRow, Store, StoreError, unix_now};
+use crate::store::{FailureRow, HopRow, InjectionRow, Store, StoreError, unix_now};
 
 use super::format::Parsed;
+use super::inject::inject;
 use super::plan::Trial;
-use super::prepare::Relay;
+use super::prepare::{Model, Relay};
+
+/// What a drive works on.
+#[derive(Clone, Copy)]
+pub struct Work<'a> {
+    /// Whose chains.
+    pub model: &'a Model,
+    /// What answers for it.
+    pub backend: &'a Backend,
+    /// The first so many items of the plan.
+    pub items: usize,
+    /// Chains at once.
+    pub batch: usize,
+}
 
 impl Relay {
-    /// How far the run in `store` is.
+    /// How far the run in `store` is, as far as its first `items` go.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn progress(&self, store: &Store) -> Result<Progress, StoreError> {
-        Ok(self.unfinished(store)?.1)
+    pub fn progress(&self, store: &Store, items: usize) -> Result<Progress, StoreError> {
+        Ok(self.unfinished(store, items)?.1)
     }
 
-    /// Makes every hop that is not in `store` yet, `batch` chains at once.
+    /// Chains of each model, in the order of the plan, that still have hops to make among the first `items`. Forks
+    /// whose clean chain has no message yet are not counted.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn chains_left(&self, store: &Store, items: usize) -> Result<Vec<usize>, StoreError> {
+        let (waiting, _) = self.unfinished(store, items)?;
+        let of = |key: String| waiting.iter().filter(|chain| chain.trial.model == key).count();
+        Ok(self.plan.models.iter().map(|model| of(model.key())).collect())
+    }
+
+    /// Makes every hop of the work's chains that is not in `store` yet.
     ///
     /// Each hop is stored before its message is passed on. A hop that ends without
     /// a message ends its chain and no other. `report` is called after every hop.
@@ -34,26 +59,30 @@ impl Relay {
     /// When the store cannot be read or written.
     pub async fn drive(
         &self,
-        backend: &Backend,
+        work: Work<'_>,
         store: &Store,
-        batch: usize,
         stop: impl Future<Output = ()>,
         mut report: impl FnMut(&Progress),
     ) -> Result<Ending, StoreError> {
-        let (mut waiting, mut progress) = self.unfinished(store)?;
-        let work_to_do = !waiting.is_empty();
+        let key = work.model.planned.key();
+        let (mut waiting, mut progress) = self.unfinished(store, work.items)?;
+        waiting.retain(|chain| chain.trial.model == key);
         let hop_of = |chain: Chain| {
             let request = self.request(&chain);
-            let backend = backend.clone();
+            let backend = work.backend.clone();
             async move { (chain, backend.generate(request).await) }
         };
         let mut running = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
         report(&progress);
         loop {
-            while running.len() < batch.max(1)
-                && let Some(chain) = waiting.pop_front()
+            while running.len() < work.batch.max(1)
+                && let Some(mut chain) = waiting.pop_front()
             {
+                if chain.message_is_clean && !self.fork(&mut chain, store)? {
+                    progress.skip(self.plan.hops);
+                    continue;
+                }
                 running.spawn(hop_of(chain));
             }
             let joined = tokio::select! {
@@ -66,9 +95,12 @@ impl Relay {
             let (mut chain, answer) = joined.unwrap_or_else(|error| resume_unwind(error.into_panic()));
             match answer {
                 Ok(completion) => {
-                    let row = self.hop_row(&chain, &completion);
+                    let row = self.hop_row(&chain, work.model, &completion);
                     store.add_hop(&row)?;
                     progress.add(&row);
+                    if chain.hop == 1 && self.plan.inject {
+                        waiting.push_front(chain.forked(&row.message));
+                    }
                     chain.message = row.message;
                     chain.hop += 1;
                     if chain.hop > self.plan.hops {
@@ -80,66 +112,134 @@ impl Relay {
                 }
                 Err(error) => {
                     let kind = kind(&error).into();
-                    let (trial, hop) = (chain.key, chain.hop);
-                    store.add_failure(&FailureRow { trial, hop, kind, detail: error.to_string() })?;
+                    let hop = chain.hop;
+                    store.add_failure(&FailureRow { trial: chain.key, hop, kind, detail: error.to_string() })?;
                     progress.failed += 1;
                     progress.hops_left -= u64::from(self.plan.hops - hop + 1);
+                    if hop == 1 && self.plan.inject {
+                        progress.skip(self.plan.hops);
+                    }
                 }
             }
             report(&progress);
         }
-        if work_to_do || !store.finished()? {
-            store.finish(progress.chains, progress.failed)?;
-        }
         Ok(Ending::Finished { failed: progress.failed })
+    }
+
+    /// Notes in `store` that every chain of the first `items` has come to its end, if that is so. A chain that its
+    /// backend failed has: the next session tries it anew.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
+    pub fn conclude(&self, store: &Store, items: usize) -> Result<usize, StoreError> {
+        let (waiting, progress) = self.unfinished(store, items)?;
+        let failed: HashSet<_> = store.failures()?.into_iter().map(|failure| failure.trial).collect();
+        if waiting.iter().all(|chain| failed.contains(&chain.key)) {
+            store.finish(progress.chains, failed.len())?;
+        }
+        Ok(failed.len())
+    }
+
+    /// Alters the message of a fork that begins, and notes it. Without an eligible fact there is nothing to follow: false.
+    fn fork(&self, chain: &mut Chain, store: &Store) -> Result<bool, StoreError> {
+        let (item, format) = (&self.items[chain.item], &self.formats[chain.format]);
+        let injection = inject(&chain.trial, item, format.parser, &chain.message);
+        let (fact, message) = injection.altered.unzip();
+        store.add_injection(&InjectionRow {
+            trial: chain.key.clone(),
+            eligible: injection.eligible,
+            facts: item.facts.len(),
+            fact,
+            message: message.clone(),
+        })?;
+        chain.message_is_clean = false;
+        Ok(message.map(|message| chain.message = message).is_some())
     }
 
     /// The chains that still have hops to make, each at its next hop, and what was done before.
     ///
     /// A chain that failed stays failed, because the same request fails again; only
     /// where the backend itself was at fault is the hop tried anew.
-    fn unfinished(&self, store: &Store) -> Result<(VecDeque<Chain>, Progress), StoreError> {
+    fn unfinished(&self, store: &Store, items: usize) -> Result<(VecDeque<Chain>, Progress), StoreError> {
+        let mut first: HashMap<String, String> = HashMap::new();
         let mut last: HashMap<String, HopRow> = HashMap::new();
         let mut progress = Progress::new();
         for row in store.hops()? {
             progress.hops_done += 1;
+            if row.hop == 1 && self.plan.inject {
+                first.insert(row.trial.clone(), row.message.clone());
+            }
             last.insert(row.trial.clone(), row); // hops come in order
         }
+        let mut injections: HashMap<_, _> =
+            store.injections()?.into_iter().map(|row| (row.trial.clone(), row)).collect();
         let failures = store.failures()?.into_iter();
         let failed: HashMap<_, _> = failures.map(|failure| (failure.trial, failure.kind)).collect();
-        let items: HashMap<_, _> =
-            self.items.iter().enumerate().map(|(index, item)| (item.id.as_str(), index)).collect();
+        let within = &self.items[..items.min(self.items.len())];
+        let index_of: HashMap<_, _> = within.iter().enumerate().map(|(at, item)| (item.id.as_str(), at)).collect();
         let mut waiting = VecDeque::new();
         for trial in self.trials() {
+            let Some(&item) = index_of.get(trial.item.as_str()) else { continue };
             progress.chains += 1;
             let key = trial.key();
+            let stuck = |key: &String| failed.get(key).is_some_and(|kind| kind != BACKEND);
+            let begin = if trial.injected { 2 } else { 1 };
             let (hop, message) = match last.remove(&key) {
                 Some(row) => (row.hop + 1, Some(row.message)),
-                None => (1, None),
+                None => (begin, None),
             };
             if hop > self.plan.hops {
                 progress.chains_done += 1;
                 continue;
             }
-            if failed.get(&key).is_some_and(|kind| kind != BACKEND) {
+            if stuck(&key) {
                 progress.failed += 1;
                 continue;
             }
-            progress.hops_left += u64::from(self.plan.hops - hop + 1);
-            let item = items[trial.item.as_str()];
             let format = self.formats.iter().position(|format| format.name == trial.format);
             let format = format.expect("trials are made of the formats");
-            let message = message.unwrap_or_else(|| self.items[item].brief.clone());
-            waiting.push_back(Chain { key, trial, item, format, hop, message });
+            let chain = |hop, message, message_is_clean| Chain {
+                key: key.clone(),
+                trial: trial.clone(),
+                item,
+                format,
+                hop,
+                message,
+                message_is_clean,
+            };
+            let left = u64::from(self.plan.hops - hop + 1);
+            match (message, trial.fork_of()) {
+                (Some(message), _) => waiting.push_back(chain(hop, message, false)),
+                (None, None) => waiting.push_back(chain(hop, self.items[item].brief.clone(), false)),
+                (None, Some(parent)) => match (injections.remove(&key), first.get(&parent)) {
+                    (Some(InjectionRow { message: Some(message), .. }), _) => {
+                        waiting.push_back(chain(hop, message, false))
+                    }
+                    // Nothing in it could be altered, or there is nothing that could be.
+                    (Some(_), _) => {
+                        progress.chains_done += 1;
+                        continue;
+                    }
+                    (None, None) if stuck(&parent) => {
+                        progress.chains_done += 1;
+                        continue;
+                    }
+                    (None, Some(message)) => waiting.push_back(chain(hop, message.clone(), true)),
+                    // Its clean chain comes first, and brings it along.
+                    (None, None) => {}
+                },
+            }
+            progress.hops_left += left;
         }
         Ok((waiting, progress))
     }
 
     fn request(&self, chain: &Chain) -> Request {
         let (format, item) = (&self.formats[chain.format], &self.items[chain.item]);
+        let condition = chain.trial.condition;
         Request {
-            prompt: Prompt::Messages(self.conversation(format, item, &chain.message)),
-            max_tokens: self.plan.max_tokens,
+            prompt: Prompt::Messages(self.conversation(format, condition, item, &chain.message)),
+            max_tokens: condition.token_limit(self.plan.max_tokens),
             sampling: Sampling {
                 temperature: self.plan.temperature as f32,
                 top_k: self.plan.top_k,
@@ -152,27 +252,45 @@ impl Relay {
         }
     }
 
-    fn hop_row(&self, chain: &Chain, completion: &Completion) -> HopRow {
+    fn hop_row(&self, chain: &Chain, model: &Model, completion: &Completion) -> HopRow {
         let format = &self.formats[chain.format];
+        let split = chain.trial.condition.split(&completion.text);
+        let cut = completion.text.len() - split.message.len();
         HopRow {
             trial: chain.key.clone(),
             hop: chain.hop,
-            message: completion.text.clone(),
+            message: split.message.to_owned(),
             truncated: completion.finish == Finish::Length,
             cut_in_char: completion.cut_in_char,
-            invalid: matches!(format.parse(&completion.text), Parsed::Invalid(_)),
+            invalid: matches!(format.parse(split.message), Parsed::Invalid(_)),
             prompt_tokens: completion.prompt_tokens as u64,
             cached_tokens: completion.cached_tokens as u64,
             generated_tokens: completion.generated_tokens as u64,
             drafted_tokens: completion.drafted_tokens as u64,
             accepted_tokens: completion.accepted_tokens as u64,
-            analysis: None,
-            analysis_tokens: 0,
-            unsplit: false,
+            analysis_tokens: tokens_before(cut, model, completion) as u64,
+            analysis: split.analysis.map(str::to_owned),
+            unsplit: split.unsplit,
             seconds: completion.seconds,
             ended: unix_now(),
             seed: chain.trial.hop_seed(chain.hop),
         }
+    }
+}
+
+/// Of the drawn tokens, those whose text lies before byte `cut` of the answer. Where the tokens themselves are not known
+/// (an endpoint gives only their number), their share of the answer's bytes.
+fn tokens_before(cut: usize, model: &Model, completion: &Completion) -> usize {
+    if cut == 0 {
+        return 0;
+    }
+    match &model.tokens {
+        Some(tokens) if !completion.token_ids.is_empty() => {
+            let ids = &completion.token_ids;
+            let lengths: Vec<usize> = (0..=ids.len()).collect();
+            lengths.partition_point(|&n| (tokens.decode)(&ids[..n]).len() < cut).min(ids.len())
+        }
+        _ => completion.generated_tokens * cut / completion.text.len().max(1),
     }
 }
 
@@ -186,6 +304,17 @@ struct Chain {
     format: usize,
     hop: u32,
     message: String,
+    /// A fork whose message is still that of its clean chain.
+    message_is_clean: bool,
+}
+
+impl Chain {
+    /// The fork of this chain, which has just made its first message.
+    fn forked(&self, message: &str) -> Chain {
+        let trial = Trial { injected: true, ..self.trial.clone() };
+        let key = trial.key();
+        Chain { key, trial, hop: 2, message: message.to_owned(), message_is_clean: true, ..*self }
+    }
 }
 
 /// How a drive ended.
@@ -238,6 +367,12 @@ impl Progress {
             began: Instant::now(),
             made: 0,
         }
+    }
+
+    /// A fork has nothing to follow.
+    fn skip(&mut self, hops: u32) {
+        self.chains_done += 1;
+        self.hops_left -= u64::from(hops - 1);
     }
 
     fn add(&mut self, hop: &HopRow) {

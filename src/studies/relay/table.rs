@@ -31,8 +31,8 @@ pub struct Summary {
     pub model: String,
     /// Device it ran on.
     pub device: String,
-    /// Instruction set of the kernels.
-    pub isa: String,
+    /// Instruction set of the kernels, where there are any.
+    pub isa: Option<String>,
     /// Items of the run.
     pub items: usize,
     /// By format, in the order of the plan.
@@ -119,7 +119,12 @@ impl Summary {
     /// When the store cannot be read, or its parts do not belong together.
     pub fn of(store: &Store, dir: &Path) -> anyhow::Result<Self> {
         let relay = Relay::stored(store)?;
-        let chains = scored_chains(&relay, store)?;
+        let model = relay.plan.models.first().context("the plan names no model")?;
+        let mut chains = scored_chains(&relay, store)?;
+        chains.retain(|chain| {
+            let TrialRow { model: key, condition, fork_of, .. } = &chain.trial;
+            *key == model.key() && *condition == relay.plan.conditions[0].name() && fork_of.is_none()
+        });
         let rows = || chains.iter().flat_map(|chain| &chain.messages).map(|message| &message.row);
         let failed = store.failures()?.len();
         let whole = chains.iter().filter(|chain| chain.messages.len() == relay.plan.hops as usize).count();
@@ -130,9 +135,9 @@ impl Summary {
         });
         Ok(Self {
             run: dir.display().to_string(),
-            model: relay.plan.model.name.clone(),
-            device: relay.plan.device.clone(),
-            isa: relay.plan.isa.clone(),
+            model: model.name().to_owned(),
+            device: model.device().to_owned(),
+            isa: model.isa().map(str::to_owned),
             items: relay.plan.items,
             formats: formats.collect(),
             seconds: busy_seconds(rows()),
@@ -143,6 +148,14 @@ impl Summary {
             settings: settings(&relay.plan),
             unfinished: chains.len().saturating_sub(whole + failed),
         })
+    }
+}
+
+impl Summary {
+    /// Whether half of the interval of every format's recall at the last hop is below `half_width`.
+    pub fn is_narrower_than(&self, half_width: f64) -> bool {
+        let last = |format: &FormatSummary| format.hops.last().and_then(|hop| hop.ci);
+        self.formats.iter().all(|(_, format)| last(format).is_some_and(|[lo, hi]| (hi - lo) / 2.0 < half_width))
     }
 }
 

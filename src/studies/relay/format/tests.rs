@@ -147,10 +147,10 @@ fn the_handoff_of_an_item_reads_back() {
 #[test]
 fn the_conversation_of_a_hop() {
     let (format, example) = (Format::by_name("kv").expect("built in"), generate(5, 1));
-    let messages = format.hop_messages(None, "the message");
+    let messages = format.hop_messages(Condition::Plain, None, "the message");
     assert_eq!(messages.iter().map(|m| m.role).collect::<Vec<_>>(), [Role::System, Role::User]);
     assert!(messages[0].content.contains(&format.instruction) && messages[1].content == "the message");
-    let messages = format.hop_messages(Some(&example), "the message");
+    let messages = format.hop_messages(Condition::Plain, Some(&example), "the message");
     assert_eq!(messages.len(), 4);
     assert_eq!((&messages[1].content, &messages[2].content), (&example.brief, &format.render(&example)));
 }

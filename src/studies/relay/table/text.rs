@@ -11,7 +11,14 @@ const NONE: &str = "–";
 impl Display for Summary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let hops = self.formats.first().map_or(0, |(_, format)| format.hops.len());
-        writeln!(f, "{}: {} on {} ({})", plain(&self.run), plain(&self.model), plain(&self.device), plain(&self.isa))?;
+        writeln!(
+            f,
+            "{}: {} on {} ({})",
+            plain(&self.run),
+            plain(&self.model),
+            plain(&self.device),
+            plain(self.isa.as_deref().unwrap_or("no kernels of its own"))
+        )?;
         let shape = [counted(self.items, "item"), counted(self.formats.len(), "format"), counted(hops, "hop")];
         writeln!(f, "{}; {}\n", shape.join(", "), self.settings)?;
 
