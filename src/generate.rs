@@ -209,12 +209,43 @@ pub enum GenerateError {
         /// Which limit.
         what: String,
     },
+    /// The model, or a filter before or behind it, declined to answer.
+    #[error("refused: {what}")]
+    Refused {
+        /// What it said instead.
+        what: String,
+    },
+    /// An answer without text, such as one of hidden reasoning alone.
+    #[error("an answer without text: {what}")]
+    Empty {
+        /// What there was in place of text.
+        what: String,
+    },
     /// The backend answered with an error, or is gone.
     #[error("backend: {what}")]
     Backend {
         /// What it said.
         what: String,
     },
+}
+
+impl GenerateError {
+    /// The kind of [`GenerateError::Backend`], the one that may not come again.
+    pub const BACKEND: &str = "backend";
+
+    /// The name under which the outcome is stored and counted.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::TooLong { .. } => "too_long",
+            Self::Invalid { .. } => "invalid",
+            Self::NotANumber { .. } => "not_a_number",
+            Self::GrammarDeadEnd { .. } => "grammar_dead_end",
+            Self::GrammarTooHard { .. } => "grammar_too_hard",
+            Self::Refused { .. } => "refused",
+            Self::Empty { .. } => "empty",
+            Self::Backend { .. } => Self::BACKEND,
+        }
+    }
 }
 
 /// A program that answers instead of a model.

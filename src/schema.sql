@@ -99,7 +99,7 @@ CREATE TABLE failures (
     id     INTEGER PRIMARY KEY,
     trial  TEXT NOT NULL REFERENCES trials (key),
     hop    INTEGER NOT NULL,
-    kind   TEXT NOT NULL,                        -- too_long, invalid, not_a_number, backend
+    kind   TEXT NOT NULL,                        -- the kind of the error
     detail TEXT NOT NULL,
     ended  REAL NOT NULL
 ) STRICT;

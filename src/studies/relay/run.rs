@@ -111,7 +111,7 @@ impl Relay {
                     }
                 }
                 Err(error) => {
-                    let kind = kind(&error).into();
+                    let kind = error.kind().into();
                     let hop = chain.hop;
                     store.add_failure(&FailureRow { trial: chain.key, hop, kind, detail: error.to_string() })?;
                     progress.failed += 1;
@@ -182,7 +182,7 @@ impl Relay {
             let Some(&item) = index_of.get(trial.item.as_str()) else { continue };
             progress.chains += 1;
             let key = trial.key();
-            let stuck = |key: &String| failed.get(key).is_some_and(|kind| kind != BACKEND);
+            let stuck = |key: &String| failed.get(key).is_some_and(|kind| kind != GenerateError::BACKEND);
             let begin = if trial.injected { 2 } else { 1 };
             let (hop, message) = match last.remove(&key) {
                 Some(row) => (row.hop + 1, Some(row.message)),
@@ -397,20 +397,5 @@ impl Progress {
     /// Time left at the pace so far; `None` before the first hop.
     pub fn time_left(&self) -> Option<Duration> {
         (self.made > 0).then(|| self.began.elapsed().mul_f64(self.hops_left as f64 / self.made as f64))
-    }
-}
-
-/// The outcome of a backend that was at fault itself: the hop may be tried anew.
-const BACKEND: &str = "backend";
-
-/// The name under which an outcome is counted.
-fn kind(error: &GenerateError) -> &'static str {
-    match error {
-        GenerateError::TooLong { .. } => "too_long",
-        GenerateError::Invalid { .. } => "invalid",
-        GenerateError::NotANumber { .. } => "not_a_number",
-        GenerateError::GrammarDeadEnd { .. } => "grammar_dead_end",
-        GenerateError::GrammarTooHard { .. } => "grammar_too_hard",
-        GenerateError::Backend { .. } => BACKEND,
     }
 }
